@@ -1,0 +1,46 @@
+"""SAPO: a smooth gate on the token ratio in place of a hard clip.
+
+Soft Adaptive Policy Optimization, arXiv 2511.20347. f(r) = 4 / tau * sigmoid(tau (r - 1)),
+with a temperature of its own for negative advantages; f'(1) = 1 for every temperature.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nanoskyrl.algos.base import Algorithm, SurrogateInputs
+from nanoskyrl.stages.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SapoConfig:
+    """Temperatures of the gate; the defaults are the paper's."""
+
+    tau_pos: float = 1.0
+    """Where the advantage is positive. A larger value narrows the gate."""
+    tau_neg: float = 1.05
+    """Elsewhere. Larger than tau_pos: pushing one token down raises many unsampled ones."""
+
+    def __post_init__(self) -> None:
+        """Refuse temperatures that divide by zero or turn the gate round."""
+        if self.tau_pos <= 0 or self.tau_neg <= 0:
+            raise SettingsError(
+                f"`sapo.tau_pos` is {self.tau_pos} and `sapo.tau_neg` {self.tau_neg}", hint="Both must be above 0"
+            )
+
+
+def surrogate(inputs: SurrogateInputs, config: SapoConfig) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return f(r) A for each token, to be maximised.
+
+    Its value at r = 1 is 2 A / tau, so losses under different temperatures do not compare.
+
+    Returns:
+        [B, T] objective, and `gate`: f'(r), the share of the gradient that is let through.
+    """
+    tau = torch.where(inputs.advantages > 0, config.tau_pos, config.tau_neg).to(inputs.log_ratio.dtype)
+    level = torch.sigmoid(tau * (inputs.log_ratio.exp() - 1))
+    return 4 / tau * level * inputs.advantages, {"gate": (4 * level * (1 - level)).detach()}
+
+
+SAPO = Algorithm(name="sapo", surrogate=surrogate, Config=SapoConfig, estimator="grpo", loss_reduction="sequence_mean")

@@ -1,0 +1,107 @@
+"""What an environment is: it poses tasks, answers actions, and scores trajectories.
+
+An environment is a class made from its settings. `start` gives one `Episode` a task;
+the turn loop calls `reset`, then `step` with whatever the policy wrote, then `close`.
+What the policy wrote is data: no text of any kind raises. Scoring is apart from acting,
+pure, and can be run again on stored trajectories.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from nanoskyrl.stages.trajectory import ToolCall, Trajectory
+
+Message = dict[str, Any]
+"""`role` (system, user, assistant or tool) and `content`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Something to be done, and how it will be judged."""
+
+    task_id: str
+    """Unique in its environment and split; the same id always poses the same task."""
+    split: str
+    prompt: str
+    """What the user asks, or a JSON-ready list of messages given by a data set."""
+    ground_truth: Any = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """Kept in the trajectory table; JSON-ready."""
+    messages: Sequence[Message] = ()
+    """A conversation to begin with, where a data set brings one; replaces `prompt`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What the policy sees before its first action."""
+
+    messages: Sequence[Message]
+    tools: Sequence[dict[str, Any]] = ()
+    """JSON schemas of the tools on offer, as `{"type": "function", "function": {...}}`."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What the environment answers to one action."""
+
+    messages: Sequence[Message] = ()
+    """Observations, role `tool` or `user`; empty when the episode is done."""
+    reward: float | None = None
+    """The environment's own word about this action; None where it says nothing."""
+    done: bool
+    tool_calls: Sequence[ToolCall] = ()
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def observation(self) -> str:
+        """The observations as one text."""
+        return "\n".join(str(message["content"]) for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A verdict on one trajectory."""
+
+    reward: float | None
+    """None: could not be judged. Never 0 for that."""
+    success: bool | None = None
+    parts: dict[str, float | None] = field(default_factory=dict)
+    """Components of the reward by name."""
+
+
+class Episode(Protocol):
+    """One attempt at one task."""
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Begin, and return what the policy sees first."""
+        ...
+
+    def step(self, action: str) -> Step:
+        """Answer one action; never raises for what the action says."""
+        ...
+
+    def close(self) -> None:
+        """Let go of whatever the episode holds."""
+        ...
+
+
+class Environment(Protocol):
+    """A source of tasks and episodes, made from its settings."""
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Return all tasks of a split, always in the same order."""
+        ...
+
+    def start(self) -> Episode:
+        """Return a fresh episode."""
+        ...
+
+    def score(self, trajectory: Trajectory) -> Score:
+        """Judge a stored trajectory from what is in its row alone."""
+        ...
+
+    def expert(self, task: Task) -> Sequence[str]:
+        """Return actions that solve the task, for demonstrations and upper bounds."""
+        ...

@@ -1,0 +1,112 @@
+"""Tasks from a JSONL or Parquet file of prompts and ground truths.
+
+Columns, by the first name that is there: the prompt under `prompt`, `question` or
+`problem` (text, or a list of messages); the ground truth under `ground_truth`, `final`,
+`answer` or `solution` (GSM8K's text after `####` if it has one), or inside
+`reward_spec` (SkyRL) or `reward_model` (verl). `id` or `task_id` names the task.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from nanoskyrl.envs.base import Message, Task
+from nanoskyrl.stages.digests import canonical_json, digest_bytes
+from nanoskyrl.stages.errors import InputError
+from nanoskyrl.stages.storage import as_path
+
+PROMPT_KEYS = ("prompt", "question", "problem")
+TRUTH_KEYS = ("ground_truth", "final", "answer", "solution")
+NESTED_TRUTH_KEYS = ("reward_spec", "reward_model")
+
+
+def read_tasks(data: str, split: str) -> list[Task]:
+    """Return the tasks of a file, in its order.
+
+    Raises:
+        InputError: the file is missing, unreadable, empty, or a row lacks prompt or ground truth.
+    """
+    path = as_path(data)
+    if not path.is_file():
+        raise InputError(f"no data set at `{data}`", hint="Name a .jsonl or .parquet file of prompts and ground truths")
+    rows = list(_parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path))
+    if not rows:
+        raise InputError(f"data set `{data}` is empty", hint="Give at least one row with a prompt and a ground truth")
+    tasks = [_task(row, place, split) for place, row in rows]
+    seen: dict[str, str] = {}
+    for (place, _), task in zip(rows, tasks, strict=True):
+        if task.task_id in seen:
+            raise InputError(f"{place} has the id `{task.task_id}` of {seen[task.task_id]}", hint="Ids must differ")
+        seen[task.task_id] = place
+    return tasks
+
+
+def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"`{path}` is not UTF-8 text: {error.reason}", hint="Save it as UTF-8 JSON lines") from error
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        place = f"line {number} of `{path}`"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{place} is not JSON: {error}", hint="Write one JSON object a line") from error
+        if not isinstance(row, dict):
+            raise InputError(f"{place} is not a JSON object", hint="Write one JSON object a line")
+        yield place, row
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with path.open("rb") as file:
+            table = pq.read_table(file)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(
+            f"`{path}` cannot be read as Parquet: {error}", hint="Write it again, or use JSON lines"
+        ) from error
+    for number, row in enumerate(table.to_pylist()):
+        yield f"row {number} of `{path}`", row
+
+
+def _task(row: dict[str, Any], place: str, split: str) -> Task:
+    prompt = next((row[key] for key in PROMPT_KEYS if row.get(key)), None)
+    if prompt is None:
+        raise InputError(f"{place} has no prompt", hint=f"Add one of the columns {', '.join(PROMPT_KEYS)}")
+    truth = _truth(row)
+    if truth is None:
+        raise InputError(
+            f"{place} has no ground truth",
+            hint=f"Add a column {', '.join(TRUTH_KEYS)}, or {' or '.join(NESTED_TRUTH_KEYS)} with ground_truth",
+        )
+    task_id = row.get("id", row.get("task_id"))
+    if task_id is None:
+        task_id = digest_bytes(canonical_json([prompt, truth]).encode())[:16]
+    messages: Sequence[Message] = () if isinstance(prompt, str) else _messages(prompt, place)
+    text = prompt if isinstance(prompt, str) else str(messages[-1]["content"])
+    return Task(task_id=str(task_id), split=split, prompt=text, ground_truth=truth, messages=messages)
+
+
+def _truth(row: dict[str, Any]) -> str | None:
+    value = next((row[key] for key in TRUTH_KEYS if row.get(key) is not None), None)
+    if value is None:
+        nested = next((row[key] for key in NESTED_TRUTH_KEYS if isinstance(row.get(key), dict)), {})
+        value = nested.get("ground_truth")
+    if value is None:
+        return None
+    return str(value).rsplit("####", 1)[-1].strip()
+
+
+def _messages(prompt: Any, place: str) -> tuple[dict[str, Any], ...]:
+    valid = isinstance(prompt, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt)
+    if not valid:
+        raise InputError(
+            f"{place} has a prompt that is neither text nor messages", hint="Give text, or a list of role and content"
+        )
+    return tuple({"role": m["role"], "content": m["content"]} for m in prompt)

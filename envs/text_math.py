@@ -1,0 +1,110 @@
+"""`text_math`: one question, one answer in tags; right or wrong.
+
+Questions are generated (arithmetic, multi-step, logic, with levels) or come from a data
+set. Level 1 of addition, two numbers from 0 to 99, is the starter policy's own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nanoskyrl.envs.actions import final_answer
+from nanoskyrl.envs.answers import same_answer
+from nanoskyrl.envs.base import Observation, Score, Step, Task
+from nanoskyrl.envs.datasets import read_tasks
+from nanoskyrl.envs.problems import MAX_LEVEL, generate
+from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.trajectory import Trajectory
+
+INSTRUCTION = "Give the final answer in <answer></answer> tags."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextMathConfig:
+    """Which questions are asked, and what a tidy answer is worth."""
+
+    family: str = "addition"
+    """A family (arithmetic, multi_step, logic) or one generator of it (addition, ordering, ...)."""
+    level: int = 1
+    """1 to 5; higher is harder."""
+    n_train: int = 8192
+    """Generated training tasks."""
+    n_test: int = 1024
+    """Generated held-out tasks; no question of test is in train."""
+    format_weight: float = 0.1
+    """Part of the reward given for an answer in tags; the rest is for the right one."""
+    data: str | None = None
+    """A .jsonl or .parquet file of prompts and ground truths, in place of generated tasks."""
+
+    def __post_init__(self) -> None:
+        """Refuse levels that do not exist and weights that are no share."""
+        if not 1 <= self.level <= MAX_LEVEL:
+            raise SettingsError(
+                f"`text_math.level` must be 1 to {MAX_LEVEL}, not {self.level}", hint="Choose a level that exists"
+            )
+        if not 0 <= self.format_weight <= 1:
+            raise SettingsError(
+                f"`text_math.format_weight` must be 0 to 1, not {self.format_weight}", hint="Give a share of the reward"
+            )
+
+
+class TextMath:
+    """Questions with one short answer."""
+
+    Config = TextMathConfig
+
+    def __init__(self, config: TextMathConfig) -> None:
+        """Keep the settings; tasks are made when they are asked for."""
+        self.config = config
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Return the tasks of `train` or `test`; a data set serves both, as it was named."""
+        if self.config.data is not None:
+            return read_tasks(self.config.data, split)
+        family, level = self.config.family, self.config.level
+        count = self.config.n_test if split == "test" else self.config.n_train
+        return [
+            Task(
+                task_id=f"{family}-{level}-{i:06d}",
+                split=split,
+                prompt=p.question,
+                ground_truth=p.answer,
+                metadata={"kind": p.kind},
+            )
+            for i, p in enumerate(generate(family, level, split, count))
+        ]
+
+    def start(self) -> "TextMathEpisode":
+        """Return a fresh episode."""
+        return TextMathEpisode()
+
+    def score(self, trajectory: Trajectory) -> Score:
+        """Reward the right answer, and an answer in tags; success is the right answer."""
+        answer = final_answer(trajectory.turns[-1].action) if trajectory.turns else None
+        right = same_answer(answer, str(trajectory.metadata["ground_truth"]))
+        tidy = answer is not None and trajectory.status == "completed"
+        weight = self.config.format_weight
+        return Score(
+            reward=(1 - weight) * right + weight * tidy,
+            success=right,
+            parts={"answer": float(right), "format": float(tidy)},
+        )
+
+    def expert(self, task: Task) -> list[str]:
+        """Answer at once."""
+        return [f"<answer>{task.ground_truth}</answer>"]
+
+
+class TextMathEpisode:
+    """Ask, and end with the first reply."""
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Pose the question."""
+        messages = task.messages or ({"role": "user", "content": f"{task.prompt}\n{INSTRUCTION}"},)
+        return Observation(messages=messages, metadata={"ground_truth": task.ground_truth, **task.metadata})
+
+    def step(self, action: str) -> Step:
+        """End: whatever was written is the answer."""
+        return Step(done=True)
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,242 @@
+"""Settings: frozen dataclasses beside the code they set, filled from a file, then `--set`, then flags.
+
+A file has one table for each stage, environment, engine and algorithm. An unknown key is
+an error with a suggestion, also for the words other toolkits use; a value of the wrong
+type is an error that names the key, the type and what was found.
+"""
+
+import ast
+import dataclasses
+import difflib
+import functools
+import inspect
+import textwrap
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nanoskyrl.stages.errors import InputError, SettingsError, did_you_mean
+from nanoskyrl.stages.registry import BUILTIN, load_attribute, lookup
+
+Settings = dict[str, dict[str, Any]]
+"""Table name to key to value, as given; not yet checked against a dataclass."""
+
+C = TypeVar("C")
+
+STAGE_CONFIGS = {
+    "rollout": "nanoskyrl.stages.rollout:RolloutConfig",
+    "score": "nanoskyrl.stages.score:ScoreConfig",
+    "advantage": "nanoskyrl.stages.advantage:AdvantageConfig",
+    "train": "nanoskyrl.stages.train:TrainConfig",
+    "sync": "nanoskyrl.stages.sync:SyncConfig",
+    "eval": "nanoskyrl.stages.eval:EvalConfig",
+    "loop": "nanoskyrl.stages.loop:LoopConfig",
+    "run": "nanoskyrl.stages.runs:RunConfig",
+}
+
+_RIVALS = {
+    "n_samples_per_prompt": "num_generations rollout.n n group_size",
+    "train_batch_size": "generation_batch_size rollout_batch_size",
+    "policy_mini_batch_size": "ppo_mini_batch_size global_batch_size",
+    "update_epochs_per_batch": "ppo_epochs num_iterations",
+    "eps_clip_low": "clip_ratio_low epsilon clip_ratio",
+    "eps_clip_high": "clip_ratio_high epsilon_high",
+    "kl_loss_coef": "beta",
+    "loss_reduction": "loss_agg_mode loss_type",
+    "max_generate_length": "max_completion_length max_response_length max_new_tokens max_tokens",
+    "max_input_length": "max_prompt_length",
+    "max_turns": "max_assistant_turns max_tool_calling_iterations",
+    "lr": "learning_rate",
+    "lora_rank": "lora_r",
+}
+"""Our settings, and what TRL, verl and OpenRLHF call them."""
+RIVAL_WORDS = {word: ours for ours, words in _RIVALS.items() for word in words.split()}
+
+
+def config_class(table: str) -> type | None:
+    """Return the dataclass of a table, or None if nothing has that name."""
+    if table in STAGE_CONFIGS:
+        return load_attribute(STAGE_CONFIGS[table], what="settings")
+    for kind in ("env", "algo", "engine"):
+        if table in BUILTIN[kind] or ":" in table:
+            return getattr(lookup(kind, table), "Config", None)
+    return None
+
+
+def tables() -> list[str]:
+    """Return the names of all tables that are built in."""
+    return [*STAGE_CONFIGS, *BUILTIN["env"], *BUILTIN["engine"], *BUILTIN["algo"]]
+
+
+def read_file(path: Path) -> Settings:
+    """Return the tables of a TOML or YAML file.
+
+    Raises:
+        InputError: it is missing or cannot be parsed.
+        SettingsError: a table has an unknown name or is no table.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise InputError(f"there is no settings file `{path}`", hint="`skyrl init` writes one") from error
+    except (UnicodeDecodeError, IsADirectoryError) as error:
+        raise InputError(f"`{path}` is not a text file", hint="Name a TOML or YAML file") from error
+    if path.suffix in (".yaml", ".yml"):
+        import yaml
+
+        try:
+            value = yaml.safe_load(text) or {}
+        except yaml.YAMLError as error:
+            raise InputError(
+                f"`{path}` is not YAML: {' '.join(str(error).split())}", hint="Mend the line it names"
+            ) from error
+    else:
+        try:
+            value = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"`{path}` is not TOML: {error}", hint="Mend the line it names") from error
+    if not isinstance(value, dict):
+        raise SettingsError(f"`{path}` holds no tables", hint="Write tables such as [rollout]")
+    for table, keys in value.items():
+        if not isinstance(keys, dict):
+            raise SettingsError(
+                f"`{table}` in `{path}` stands outside a table",
+                hint=f"Put it into one, such as [run] or [{_table_of(table)}]",
+            )
+        check_keys(table, keys)
+    return value
+
+
+def parse_set(assignment: str) -> Settings:
+    """Return the table that one `--set table.key=value` describes; the value is TOML, else text."""
+    place, sign, text = assignment.partition("=")
+    table, _, key = place.strip().rpartition(".")
+    if not sign or not key:
+        raise SettingsError(
+            f"`--set {assignment}` is not `table.key=value`", hint="Write, for instance, `--set train.lr=1e-4`"
+        )
+    if not table:
+        raise SettingsError(f"`{key}` needs its table", hint=f"Write `--set {_table_of(key)}.{key}={text}`")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = None if text.strip() in ("null", "none", "None") else text
+    check_keys(table, {key: value})
+    return {table: {key: value}}
+
+
+def merge(*sources: Mapping[str, Mapping[str, Any]]) -> Settings:
+    """Return the tables of all sources; later ones win."""
+    merged: Settings = {}
+    for source in sources:
+        for table, keys in source.items():
+            merged.setdefault(table, {}).update(keys)
+    return merged
+
+
+def check_keys(table: str, keys: Iterable[str]) -> None:
+    """Raise for a table or key that does not exist."""
+    found = config_class(table)
+    if found is None:
+        raise SettingsError(
+            f"unknown table `{table}`", hint=did_you_mean(table, tables()) or f"Choose one of {', '.join(tables())}"
+        )
+    known = [field.name for field in dataclasses.fields(found)]
+    for key in keys:
+        if key not in known:
+            raise SettingsError(f"unknown key `{table}.{key}`", hint=_suggest(table, key, known))
+
+
+def _suggest(table: str, key: str, known: list[str]) -> str:
+    word = RIVAL_WORDS.get(f"{table}.{key}") or RIVAL_WORDS.get(key)
+    if word in known:
+        return f"Did you mean `{table}.{word}`?"
+    if word and (place := _table_of(word)) != "table":
+        return f"Did you mean `{place}.{word}`?"
+    if close := did_you_mean(key, known):
+        return close.replace("`", f"`{table}.", 1)
+    if (place := _table_of(key)) != "table":
+        return f"Did you mean `{place}.{key}`?"
+    return f"[{table}] has {', '.join(known)}"
+
+
+def _table_of(key: str) -> str:
+    """Return the table that has a key of this, or nearly this, name."""
+    best, score = "table", 0.75
+    for table in tables():
+        found = config_class(table)
+        for field in dataclasses.fields(found) if found else ():
+            likeness = difflib.SequenceMatcher(None, key, field.name).ratio()
+            if likeness > score:
+                best, score = table, likeness
+    return best
+
+
+def build(config: type[C], values: Mapping[str, Any], table: str) -> C:
+    """Return a settings dataclass from plain values, each checked against its type.
+
+    Raises:
+        SettingsError: names the key, the type it must have and what was found.
+    """
+    import msgspec
+
+    known = {field.name: field for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    kwargs = {}
+    for key, value in values.items():
+        if key not in known:
+            raise SettingsError(f"unknown key `{table}.{key}`", hint=_suggest(table, key, list(known)))
+        try:
+            kwargs[key] = msgspec.convert(value, known[key].type)
+        except msgspec.ValidationError as error:
+            name = _type_name(known[key].type)
+            raise SettingsError(
+                f"`{table}.{key}` must be {name}, not {value!r}", hint=f"{str(error).split(' - ')[0]}"
+            ) from error
+    return config(**kwargs)
+
+
+def _type_name(of: Any) -> str:
+    text = of.__name__ if isinstance(of, type) else str(of)
+    return text.replace("typing.", "").replace("collections.abc.", "")
+
+
+def stage_config(settings: Mapping[str, Mapping[str, Any]], stage: str, **flags: Any) -> Any:
+    """Return a stage's settings: its table, then the flags that are not None."""
+    values = dict(settings.get(stage, {})) | {key: value for key, value in flags.items() if value is not None}
+    found = config_class(stage)
+    assert found is not None, stage
+    return build(found, values, stage)
+
+
+def plugin_config(settings: Mapping[str, Mapping[str, Any]], kind: str, name: str) -> Any:
+    """Return the settings of a plug-in from the table of its name; None if it has none."""
+    found = getattr(lookup(kind, name), "Config", None)
+    return None if found is None else build(found, settings.get(name, {}), name)
+
+
+def to_plain(config: Any) -> dict[str, Any]:
+    """Return a settings dataclass as JSON-ready values."""
+    return dataclasses.asdict(config) if config is not None else {}
+
+
+@functools.cache
+def field_docs(config: type) -> dict[str, str]:
+    """Return what the text below each field of a settings dataclass says."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(config))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    docs, last = {}, None
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            last = node.target.id
+        elif (
+            last
+            and isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            docs[last] = " ".join(node.value.value.split())
+            last = None
+        else:
+            last = None
+    return docs

@@ -1,0 +1,40 @@
+"""Digests of bytes, files and settings, and the seeds derived from them.
+
+BLAKE3, written as 64 hexadecimal digits. A seed is the head of a digest of what it
+belongs to, so it depends on nothing that happened before it.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+
+def digest_bytes(data: bytes) -> str:
+    """Return the digest of a byte string."""
+    return blake3(data).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """Return the digest of a file's bytes, local or behind a URL."""
+    hasher = blake3()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            hasher.update(block)
+    return hasher.hexdigest()
+
+
+def canonical_json(value: Any) -> str:
+    """Return JSON with sorted keys and no spaces: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest_json(value: Any) -> str:
+    """Return the digest of a value's canonical JSON."""
+    return digest_bytes(canonical_json(value).encode())
+
+
+def derive_seed(*parts: Any) -> int:
+    """Return a seed in 0..2**63-1 that belongs to these parts alone, such as run seed, step and task."""
+    return int(digest_json(list(parts))[:16], 16) >> 1

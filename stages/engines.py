@@ -1,0 +1,92 @@
+"""What generates: an engine takes prompt tokens and returns sampled tokens with their log-probs.
+
+A token engine loads a policy and can prove which one it holds. A text engine (`scripted`)
+knows no tokens; its trajectories are for reading and scoring, and are marked untrainable.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nanoskyrl.envs.base import Environment, Task
+from nanoskyrl.stages.rendering import Renderer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn; the same for all requests of a call."""
+
+    temperature: float = 1.0
+    """Logits are divided by it; 0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 is off."""
+    logprobs_mode: str = "processed"
+    """processed: of the distribution drawn from; raw: of the logits as they are; recomputed: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One turn to be sampled."""
+
+    prompt_ids: Sequence[int]
+    seed: int
+    """Of this turn's random draws, and of nothing else's."""
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What came of a request."""
+
+    token_ids: list[int]
+    """With the stop token, if one was sampled."""
+    logprobs: np.ndarray | None
+    """[len(token_ids)] float32 nats; None where `recomputed` was asked for."""
+    finish_reason: str
+    """stop, length or error."""
+    error: str | None = None
+
+
+class TokenEngine(ABC):
+    """Generates tokens with a policy; the attributes are set by `load`."""
+
+    policy_digest: str | None = None
+    renderer: Renderer
+    stop_ids: frozenset[int]
+    context_length: int
+    """Longest sequence, prompt and response together."""
+
+    @abstractmethod
+    def load(self, policy: Path) -> None:
+        """Take these weights; returns once they are in use."""
+
+    @abstractmethod
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Generation]:
+        """Return one generation for each request, in order; one that fails never takes others with it."""
+
+    @abstractmethod
+    def logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Return nats of each token but the first, given those before, at temperature 1."""
+
+
+class TextEngine(ABC):
+    """Generates text without token ids."""
+
+    @abstractmethod
+    def reply(self, environment: Environment, task: Task, turn: int) -> str:
+        """Return what is written in this turn of an attempt at the task."""
+
+
+Engine = TokenEngine | TextEngine
+
+
+def make_engine(name: str, config: Any) -> Engine:
+    """Return an engine by name, with nothing loaded yet."""
+    from nanoskyrl.stages.registry import lookup
+
+    return lookup("engine", name)(config)

@@ -1,0 +1,64 @@
+"""Errors that a user can mend, and the exit code each one ends the command with.
+
+Everything else that is raised is a bug and keeps its traceback.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+"""Could not write, the engine failed, or a proof did not hold; for `verify` and `diff`, a difference."""
+EXIT_USAGE = 2
+"""Usage, settings, or input that is missing, unfinished, unscored, corrupt or from a newer schema."""
+EXIT_SHORT = 3
+"""Done, but with less than was asked for."""
+EXIT_INTERRUPTED = 130
+
+
+class NanoskyrlError(Exception):
+    """One line that says what is wrong and where, and one that says what to do."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class SettingsError(NanoskyrlError):
+    """A flag, a key or a value that cannot be used."""
+
+
+class InputError(NanoskyrlError):
+    """An input that is missing, unfinished, of the wrong stage, corrupt or too new."""
+
+
+class OutputError(NanoskyrlError):
+    """An output that exists with other contents, is being written, or cannot be written."""
+
+    exit_code = EXIT_FAILED
+
+
+class ConflictError(OutputError):
+    """The output is finished, or begun, under other settings, inputs or code."""
+
+    exit_code = EXIT_USAGE
+
+
+class EngineError(NanoskyrlError):
+    """Generation could not start or go on."""
+
+    exit_code = EXIT_FAILED
+
+
+class ProofError(NanoskyrlError):
+    """Something that had to be shown equal, or different, was not."""
+
+    exit_code = EXIT_FAILED
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """Return "Did you mean `x`?" for the closest known word, or None."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"Did you mean `{close[0]}`?" if close else None

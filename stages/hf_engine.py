@@ -1,0 +1,239 @@
+"""Engine `hf`: transformers in this process, on a CPU or one GPU, batched and repeatable.
+
+Every request draws from a random stream of its own, one number a token, by inverting the
+cumulative distribution. So a row's tokens depend on its seed and its prompt and not on
+the rows beside it, but for rounding in the last bits of the logits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nanoskyrl.stages.engines import Generation, Request, Sampling, TokenEngine
+from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.kv_cache import empty_cache, forward, select_rows
+from nanoskyrl.stages.logprobs import sequence_logprobs
+from nanoskyrl.stages.policy import load_model, load_tokenizer, policy_digest, stop_ids
+from nanoskyrl.stages.rendering import Renderer
+
+COMPACT_BELOW = 0.75
+"""Finished rows are dropped from the batch when fewer than this share of it is alive."""
+ELEMENTS_AT_ONCE = 1 << 24
+"""Rows times vocabulary that are sampled at once, in float64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HfConfig:
+    """How the embedded engine runs."""
+
+    batch_size: int = 256
+    """Rows generated together, taken in row order inside one part."""
+    dtype: str = "auto"
+    """float32, bfloat16 or auto: bfloat16 on a GPU, float32 elsewhere."""
+    device: str = "auto"
+    """cpu, cuda or auto."""
+
+    def __post_init__(self) -> None:
+        """Refuse batches of nothing and types that are not known."""
+        if self.batch_size < 1:
+            raise SettingsError(
+                f"`hf.batch_size` must be at least 1, not {self.batch_size}", hint="Give a number of rows"
+            )
+        if self.dtype not in ("auto", "float32", "bfloat16"):
+            raise SettingsError(
+                f"`hf.dtype` must be auto, float32 or bfloat16, not {self.dtype!r}", hint="Choose one of them"
+            )
+
+
+def pick_device(name: str) -> str:
+    """Return the device that `auto` stands for here."""
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def pick_dtype(name: str, device: str) -> torch.dtype:
+    """Return the type that `auto` stands for on a device."""
+    if name == "auto":
+        return torch.bfloat16 if device.startswith("cuda") else torch.float32
+    return getattr(torch, name)
+
+
+class HfEngine(TokenEngine):
+    """A transformers model that samples."""
+
+    Config = HfConfig
+
+    def __init__(self, config: HfConfig) -> None:
+        """Hold nothing until `load`."""
+        self.config = config
+        self.device = pick_device(config.device)
+        self._model: Any = None
+
+    def load(self, policy: Path) -> None:
+        """Read the weights, unless they are those already held."""
+        digest = policy_digest(policy)
+        if digest == self.policy_digest:
+            return
+        model = load_model(policy, dtype=pick_dtype(self.config.dtype, self.device), device=self.device)
+        if hasattr(model, "merge_and_unload"):
+            model = model.merge_and_unload()
+        self._model = model.eval().requires_grad_(False)
+        tokenizer = load_tokenizer(policy)
+        self.renderer = Renderer(tokenizer)
+        self.stop_ids = stop_ids(policy, tokenizer, self.renderer.turn_end_id)
+        self.context_length = int(getattr(model.config, "max_position_embeddings", 1 << 20))
+        self.policy_digest = digest
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Generation]:
+        """Return one generation for each request, batch by batch in their order."""
+        size = self.config.batch_size
+        done: list[Generation] = []
+        with torch.inference_mode():
+            for start in range(0, len(requests), size):
+                done += self._generate_batch(requests[start : start + size], sampling)
+        return done
+
+    def logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Return nats of each token but the first, given those before, at temperature 1."""
+        with torch.inference_mode():
+            ids = torch.tensor([list(token_ids)], device=self.device)
+            return sequence_logprobs(self._model, ids, torch.ones_like(ids), temperature=1.0).logprobs[0].tolist()
+
+    def _generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Generation]:
+        limits = torch.tensor([request.max_tokens for request in requests])
+        uniform = torch.from_numpy(
+            np.stack([_uniform(request.seed, int(limits.max())) for request in requests])
+        )  # [B, max_tokens] in [0, 1)
+        kv, logits, mask = self._prefill([list(request.prompt_ids) for request in requests])
+        positions = mask.sum(-1)  # [B] position of the next token
+        stop = torch.tensor(sorted(self.stop_ids))
+
+        alive = torch.arange(len(requests))  # rows of the request list that the batch still holds
+        running = torch.ones(len(requests), dtype=torch.bool)  # by row of the batch
+        columns_ids, columns_logprobs, columns_rows = [], [], []
+        for step in range(int(limits.max())):
+            ids, logprobs = draw(logits, uniform[alive, step], sampling)
+            columns_rows.append(alive[running])
+            columns_ids.append(ids[running])
+            columns_logprobs.append(logprobs[running])
+            running = running & ~torch.isin(ids, stop) & (step + 1 < limits[alive])
+            if not running.any():
+                break
+            if running.float().mean() < COMPACT_BELOW:
+                rows = running.nonzero()[:, 0]
+                select_rows(kv, rows.to(self.device))
+                alive, ids, positions, mask, running = (
+                    alive[rows],
+                    ids[rows],
+                    positions[rows],
+                    mask[rows],
+                    running[rows],
+                )
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+            logits = forward(
+                self._model, kv, input_ids=ids[:, None].to(self.device), attention_mask=mask.to(self.device),
+                position_ids=positions[:, None].to(self.device), logits_to_keep=1,
+            ).logits[:, -1]  # fmt: skip
+            positions = positions + 1
+        return _by_row(len(requests), columns_rows, columns_ids, columns_logprobs, self.stop_ids, sampling)
+
+    def _prefill(self, prompts: list[list[int]]) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """Run each different prompt once; return cache, last logits [B, V] and left-padded mask [B, P] of all rows."""
+        different = {tuple(prompt): None for prompt in prompts}
+        place = {prompt: index for index, prompt in enumerate(different)}
+        width = max(map(len, different))
+        ids = torch.zeros(len(different), width, dtype=torch.long)
+        mask = torch.zeros(len(different), width, dtype=torch.long)
+        for row, prompt in enumerate(different):
+            ids[row, width - len(prompt) :] = torch.tensor(prompt)
+            mask[row, width - len(prompt) :] = 1
+        kv = empty_cache(self._model)
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        logits = forward(
+            self._model, kv, input_ids=ids.to(self.device), attention_mask=mask.to(self.device),
+            position_ids=positions.to(self.device), logits_to_keep=1,
+        ).logits[:, -1]  # fmt: skip
+        rows = torch.tensor([place[tuple(prompt)] for prompt in prompts])
+        select_rows(kv, rows.to(self.device))
+        return kv, logits[rows.to(self.device)], mask[rows]
+
+
+def _uniform(seed: int, count: int) -> np.ndarray:
+    """Return `count` numbers in [0, 1) of a stream that belongs to this seed."""
+    return np.random.Generator(np.random.Philox(key=seed)).random(count)
+
+
+def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample one token a row.
+
+    Args:
+        logits: [B, V] of the model, before temperature.
+        uniform: [B] in [0, 1); the draw of each row.
+        sampling: Temperature, top_k and top_p, applied in this order.
+
+    Returns:
+        Token ids [B] and their nats [B] float32, on the CPU, in the mode that `sampling` asks for.
+    """
+    ids, nats = [], []
+    rows = max(1, ELEMENTS_AT_ONCE // logits.shape[-1])
+    for start in range(0, len(logits), rows):
+        raw = logits[start : start + rows].float()
+        # Greedy has no distribution of its own; its tokens are scored at temperature 1.
+        scaled = raw / sampling.temperature if sampling.temperature > 0 else raw
+        kept = _truncate(scaled, sampling)
+        if sampling.temperature > 0:
+            cumulative = kept.softmax(-1, dtype=torch.float64).cumsum(-1)
+            # Just below the total, so that rounding never points past the last token.
+            target = uniform[start : start + rows, None].to(cumulative) * cumulative[:, -1:] * (1 - 1e-12)
+            chosen = torch.searchsorted(cumulative, target, right=True)
+        else:
+            chosen = raw.argmax(-1, keepdim=True)
+        scored = raw if sampling.logprobs_mode == "raw" else kept if sampling.temperature > 0 else raw
+        nats.append(scored.log_softmax(-1).gather(-1, chosen)[:, 0].cpu())
+        ids.append(chosen[:, 0].cpu())
+    return torch.cat(ids), torch.cat(nats)
+
+
+def _truncate(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Set logits outside top_k and top_p to minus infinity; the likeliest token always stays."""
+    if 0 < sampling.top_k < logits.shape[-1]:
+        least = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    if sampling.top_p < 1:
+        ordered, order = logits.sort(dim=-1, descending=True)
+        mass_before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+        cut = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, mass_before >= sampling.top_p)
+        logits = logits.masked_fill(cut, float("-inf"))
+    return logits
+
+
+def _by_row(
+    count: int,
+    rows: list[torch.Tensor],
+    ids: list[torch.Tensor],
+    logprobs: list[torch.Tensor],
+    stop: frozenset[int],
+    sampling: Sampling,
+) -> list[Generation]:
+    """Turn tokens listed step by step into one generation a row."""
+    flat_rows = torch.cat(rows)
+    order = flat_rows.argsort(stable=True)
+    lengths = torch.bincount(flat_rows, minlength=count).tolist()
+    split_ids = torch.cat(ids)[order].split(lengths)
+    split_logprobs = torch.cat(logprobs)[order].split(lengths)
+    done = []
+    for row_ids, row_logprobs in zip(split_ids, split_logprobs, strict=True):
+        tokens = row_ids.tolist()
+        done.append(
+            Generation(
+                token_ids=tokens,
+                logprobs=None if sampling.logprobs_mode == "recomputed" else row_logprobs.numpy(),
+                finish_reason="stop" if tokens and tokens[-1] in stop else "length",
+            )
+        )
+    return done

@@ -1,0 +1,360 @@
+"""What closes a stage's directory, and how a stage begins, goes on after a crash, and ends.
+
+`manifest.json` comes last: a directory without one is unfinished and readers refuse it.
+It holds no clock and no host, so equal work gives equal bytes. While a stage runs,
+`started.json` holds what it is about to do; a later run with the same settings, inputs
+and code keeps the parts already in place and goes on at the next.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from nanoskyrl.stages.digests import canonical_json, digest_bytes, digest_file, digest_json
+from nanoskyrl.stages.errors import ConflictError, InputError, OutputError
+from nanoskyrl.stages.shards import part_name, read_part, write_part
+from nanoskyrl.stages.storage import TEMPORARY, is_local, make_directory, remove_tree, write_whole
+from nanoskyrl.stages.trajectory import SCHEMA_VERSION
+
+MANIFEST, STARTED = "manifest.json", "started.json"
+FOLDERS = ("policy", "state")
+"""Folders a stage may write beside its parts."""
+PACKAGES = ("torch", "transformers", "tokenizers", "peft", "accelerate", "pyarrow", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One shard of a directory."""
+
+    name: str
+    rows: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What is known of a stage's work before it begins; equal heads give equal outputs."""
+
+    stage: str
+    settings: dict[str, Any]
+    """Only those that can change the rows: no paths, run names, devices or logging."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Digest of each input's manifest, by name."""
+    policy: str | None = None
+    """Digest of the policy that generated, or that training started from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a finished directory says of itself."""
+
+    stage: str
+    schema_version: int
+    settings: dict[str, Any]
+    inputs: dict[str, str]
+    policy: str | None
+    code: dict[str, str]
+    packages: dict[str, str]
+    parts: tuple[Part, ...]
+    rows_in: int
+    rows_out: int
+    dropped: dict[str, int]
+    """Rows left out or not kept, by reason."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Digests of everything that is not a part, such as `policy/model.safetensors`."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What else the stage found out and a later one needs, such as a policy's digest."""
+
+    @property
+    def digest(self) -> str:
+        """The digest of the manifest's bytes: what children record of their parents."""
+        return digest_bytes(self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """Return the file's contents."""
+        return (json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+@functools.cache
+def code_version() -> dict[str, str]:
+    """Return the package's version and a digest of its sources."""
+    import nanoskyrl.algos
+    import nanoskyrl.envs
+    import nanoskyrl.eval
+    import nanoskyrl.stages
+
+    sources = {}
+    for package in (nanoskyrl.algos, nanoskyrl.envs, nanoskyrl.eval, nanoskyrl.stages):
+        folder = Path(str(package.__file__)).parent
+        sources |= {f"{package.__name__}/{path.name}": digest_file(path) for path in sorted(folder.glob("*.py"))}
+    return {"version": package_version("nanoskyrl") or "unknown", "digest": digest_json(sources)}
+
+
+@functools.cache
+def package_version(name: str) -> str | None:
+    """Return an installed package's version, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _packages() -> dict[str, str]:
+    return {name: version for name in PACKAGES if (version := package_version(name))}
+
+
+def read_manifest(directory: Path, *, stage: str | Sequence[str] | None = None) -> Manifest:
+    """Return the manifest of a finished directory.
+
+    Args:
+        directory: Where a stage wrote.
+        stage: The stage, or stages, that must have written it.
+
+    Raises:
+        InputError: nothing there, unfinished, not JSON, a newer schema, or another stage's.
+    """
+    if not directory.is_dir():
+        wanted = f" from `skyrl {stage}`" if isinstance(stage, str) else ""
+        raise InputError(f"there is no directory `{directory}`", hint=f"Name a directory of shards{wanted}")
+    try:
+        value = json.loads((directory / MANIFEST).read_bytes())
+    except FileNotFoundError as error:
+        if (directory / STARTED).exists():
+            found = _read_started(directory).get("stage", "stage")
+            raise InputError(
+                f"`{directory}` is unfinished: `{found}` did not end", hint=f"Run `skyrl {found}` again to go on"
+            ) from error
+        raise InputError(f"`{directory}` has no manifest.json", hint="Name a directory that a stage wrote") from error
+    except ValueError as error:
+        raise InputError(
+            f"`{directory / MANIFEST}` is not JSON: {error}", hint="Run the stage again, with `--force`"
+        ) from error
+    version = value.get("schema_version", 0) if isinstance(value, dict) else 0
+    if version > SCHEMA_VERSION:
+        raise InputError(
+            f"`{directory}` has schema version {version}; this nanoskyrl reads up to {SCHEMA_VERSION}",
+            hint="Install a newer nanoskyrl",
+        )
+    try:
+        manifest = Manifest(**{**value, "parts": tuple(Part(**part) for part in value["parts"])})
+    except (TypeError, KeyError) as error:
+        raise InputError(
+            f"`{directory / MANIFEST}` lacks what a manifest holds: {error}", hint="Run the stage again, with `--force`"
+        ) from error
+    wanted = (stage,) if isinstance(stage, str) else stage
+    if wanted and manifest.stage not in wanted:
+        raise InputError(
+            f"`{directory}` was written by `{manifest.stage}`, not by `{wanted[0]}`",
+            hint=f"Run `skyrl {wanted[0]}` first, and name its output",
+        )
+    return manifest
+
+
+def is_finished(directory: Path) -> bool:
+    """Say whether a stage ended in this directory."""
+    return (directory / MANIFEST).is_file()
+
+
+def _read_started(directory: Path) -> dict[str, Any]:
+    try:
+        return json.loads((directory / STARTED).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def first_difference(ours: Any, theirs: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    """Return the dotted name and both values of the first place where two JSON values differ, or None."""
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        for key in sorted({*ours, *theirs}):
+            if found := first_difference(ours.get(key), theirs.get(key), f"{name}.{key}" if name else str(key)):
+                return found
+        return None
+    # JSON knows lists, not tuples.
+    return None if canonical_json(ours) == canonical_json(theirs) else (name, ours, theirs)
+
+
+class Output:
+    """A stage's directory while it is written. Made by `open_output`."""
+
+    def __init__(self, directory: Path, head: Head) -> None:
+        """Use `open_output`."""
+        self.directory = directory
+        self.head = head
+        self.manifest: Manifest | None = None
+        """Set when the directory is finished."""
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.manifest is not None
+
+    def has_part(self, index: int) -> bool:
+        """Say whether a part is in place from an earlier, interrupted run."""
+        return (self.directory / part_name(index)).is_file()
+
+    def write_part(self, index: int, table: pa.Table) -> None:
+        """Put a part in place."""
+        write_part(self.directory / part_name(index), table)
+
+    def finish(
+        self,
+        *,
+        rows_in: int,
+        dropped: Callable[[pa.Table], Mapping[str, int]] | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> Manifest:
+        """Close the directory with its manifest.
+
+        Args:
+            rows_in: Rows, or trajectories, that were to be worked on.
+            dropped: Counts the rows of one part that were left out or not kept, by reason. Counting
+                from the parts, not in memory, makes a resumed run agree with an unbroken one.
+            facts: What a later stage needs to know.
+        """
+        parts, counts, rows_out = [], {}, 0
+        index = 0
+        while (path := self.directory / part_name(index)).is_file():
+            table = read_part(path)
+            parts.append(Part(path.name, table.num_rows, digest_file(path)))
+            rows_out += table.num_rows
+            for reason, count in (dropped(table) if dropped else {}).items():
+                counts[reason] = counts.get(reason, 0) + count
+            index += 1
+        self.manifest = Manifest(
+            **dataclasses.asdict(self.head),
+            schema_version=SCHEMA_VERSION,
+            code=code_version(),
+            packages=_packages(),
+            parts=tuple(parts),
+            rows_in=rows_in,
+            rows_out=rows_out,
+            dropped=dict(sorted(counts.items())),
+            files=folder_digests(self.directory),
+            facts=dict(facts or {}),
+        )
+        write_whole(self.directory / MANIFEST, self.manifest.to_bytes())
+        (self.directory / STARTED).unlink(missing_ok=True)
+        return self.manifest
+
+
+def folder_digests(directory: Path) -> dict[str, str]:
+    """Return the digest of every file in the folders a stage writes beside its parts."""
+    found = {}
+    for folder in FOLDERS:
+        if (directory / folder).is_dir():
+            for path in sorted((directory / folder).iterdir()):
+                found[f"{folder}/{path.name}"] = digest_file(path)
+    return found
+
+
+@contextlib.contextmanager
+def open_output(directory: Path, head: Head, *, force: bool = False, keep_parts: bool = True) -> Iterator[Output]:
+    """Open a stage's output: new, to be gone on with, or up to date.
+
+    Args:
+        directory: Where the stage writes.
+        head: What it is about to do.
+        force: Replace what another stage run left there.
+        keep_parts: False for a stage that is all or nothing.
+
+    Raises:
+        ConflictError: finished or begun under another head; names the first difference.
+        OutputError: it cannot be written, holds foreign files, or another process is writing it.
+    """
+    output = Output(directory, head)
+    if is_finished(directory) and not force:
+        manifest = read_manifest(directory)
+        _refuse_difference(directory, head, dataclasses.asdict(manifest), "finished")
+        output.manifest = manifest
+        yield output
+        return
+    make_directory(directory)
+    with _locked(directory):
+        started = {**dataclasses.asdict(head), "code": code_version(), "packages": _packages()}
+        ours = _check_ours(directory)
+        if force:
+            _clear(directory)
+        elif (directory / STARTED).is_file():
+            _refuse_difference(directory, head, _read_started(directory), "begun", packages=True)
+            if not keep_parts:
+                _clear(directory)
+        elif ours:
+            raise OutputError(
+                f"`{directory}` holds parts of no stage", hint="Name an empty directory, or use `--force`"
+            )
+        for path in directory.glob(f"*{TEMPORARY}"):
+            path.unlink()
+        write_whole(directory / STARTED, json.dumps(started, indent=2, sort_keys=True).encode())
+        yield output
+
+
+def _refuse_difference(
+    directory: Path, head: Head, found: Mapping[str, Any], state: str, *, packages: bool = False
+) -> None:
+    wanted = {**dataclasses.asdict(head), "code": code_version()} | ({"packages": _packages()} if packages else {})
+    difference = first_difference(wanted, {key: found.get(key) for key in wanted})
+    if difference:
+        name, now, then = difference
+        raise ConflictError(
+            f"`{directory}` is {state} with another `{name}`: {_short(then)}, now {_short(now)}",
+            hint="Name another output, or replace it with `--force`",
+        )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _check_ours(directory: Path) -> bool:
+    """Return whether the directory holds files that a stage writes; refuse others."""
+    names = [path.name for path in directory.iterdir()]
+    known = {MANIFEST, STARTED, "summary.json", *FOLDERS}
+    for name in names:
+        if name not in known and not name.startswith("part-") and not name.endswith(TEMPORARY):
+            raise OutputError(
+                f"`{directory}` holds `{name}`, which no stage wrote", hint="Name a directory of its own for the output"
+            )
+    return bool(names)
+
+
+def _clear(directory: Path) -> None:
+    (directory / MANIFEST).unlink(missing_ok=True)  # first: a crash here must not leave it over other parts
+    for path in directory.iterdir():
+        if path.is_dir():
+            remove_tree(path)
+        else:
+            path.unlink()
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Keep other processes from writing here; a killed one lets go by itself."""
+    if not is_local(directory):
+        yield
+        return
+    import filelock
+
+    # Kept out of the directory, whose files are all accounted for.
+    place = f"nanoskyrl-{os.getuid()}-{digest_bytes(str(directory.resolve()).encode())[:16]}.lock"
+    lock = filelock.FileLock(str(Path(tempfile.gettempdir()) / place))
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout as error:
+        raise OutputError(
+            f"another process is writing `{directory}`", hint="Wait for it, or name another output"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,97 @@
+"""Numbers of a run, appended to `metrics.jsonl`, which lies outside all digests.
+
+Clocks, hosts and throughput belong here and nowhere else. Names are
+`stage/quantity/statistic`, or those that SkyRL users know. The mean of nothing is None.
+"""
+
+import contextlib
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+METRICS = "metrics.jsonl"
+
+Value = float | int | str | None
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """Return the mean, or None of nothing."""
+    values = list(values)
+    return math.fsum(values) / len(values) if values else None
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Seconds spent, by what they were spent on."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    began: float = field(default_factory=time.perf_counter)
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Add the time inside the block to `name`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def timings(self) -> dict[str, float]:
+        """Return `timing/NAME` for each name, and `timing/total` since the stopwatch was made."""
+        named = {f"timing/{name}": seconds for name, seconds in self.seconds.items()}
+        return {**named, "timing/total": time.perf_counter() - self.began}
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsLog:
+    """Where a stage's numbers go; without a path they go nowhere."""
+
+    path: Path | None = None
+    step: int | None = None
+
+    def write(self, stage: str, values: Mapping[str, Value]) -> None:
+        """Append one line."""
+        if self.path is None:
+            return
+        line = {"step": self.step, "stage": stage, "time": time.time(), "host": socket.gethostname(), **finite(values)}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # One write call: lines of several processes do not mix.
+        with self.path.open("ab") as file:
+            file.write((json.dumps(line) + "\n").encode())
+
+
+def finite(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the values with NaN and infinities as None, which JSON can hold."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
+    }
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return all lines; one torn by a crash is left out."""
+    if not path.is_file():
+        return []
+    lines = []
+    for line in path.read_bytes().split(b"\n"):
+        with contextlib.suppress(ValueError):
+            lines.append(json.loads(line))
+    return lines
+
+
+def latest(lines: Iterable[Mapping[str, Any]], stage: str) -> dict[int, Mapping[str, Any]]:
+    """Return the last line of a stage for each step: a step done again counts once."""
+    return {line["step"]: line for line in lines if line.get("stage") == stage and line.get("step") is not None}
+
+
+def peak_memory_bytes() -> int:
+    """Return the largest resident size this process has had."""
+    import resource
+
+    scale = 1 if os.uname().sysname == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale

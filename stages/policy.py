@@ -1,0 +1,243 @@
+"""Policies as directories: found by name, digested, published, loaded.
+
+A policy is a Hugging Face directory, or a PEFT adapter over the run's `policies/00000000`.
+Its digest covers weights, config and tokenizer, for an adapter also the base's digest.
+`policy.json` beside them says where it came from and holds the canary: tokens and the
+log-probs that the trainer saw, by which `sync` proves that the weights arrived.
+"""
+
+import json
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from nanoskyrl.stages.digests import digest_file, digest_json
+from nanoskyrl.stages.errors import InputError, OutputError, did_you_mean
+from nanoskyrl.stages.storage import as_path, link_or_copy, make_directory, sync_directory, write_whole
+
+if TYPE_CHECKING:
+    import torch
+
+STARTER = "starter"
+STARTER_DIRECTORY = Path(__file__).parent / "starter_policy"
+POLICY_JSON = "policy.json"
+PATTERNS = (
+    "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json", "config.json",
+    "generation_config.json", "adapter_config.json", "adapter_model.bin", "tokenizer*", "special_tokens_map.json",
+    "added_tokens.json", "vocab.*", "merges.txt", "chat_template.*",
+)  # fmt: skip
+"""Files that make a policy; what else lies beside them is not part of it."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyInfo:
+    """The contents of `policy.json`. The version is not in it: it is the directory's name."""
+
+    parent: str | None = None
+    """Digest of the policy that training started from; None for a policy that came from outside."""
+    base: str | None = None
+    """Digest of the model that an adapter belongs to."""
+    canary_ids: list[int] = field(default_factory=list)
+    """Tokens of one trained sequence."""
+    canary_logprobs: list[float] = field(default_factory=list)
+    """Nats of each canary token but the first, given those before, at temperature 1, as the trainer computed them."""
+
+
+def resolve_policy(name: str) -> Path:
+    """Return the directory of a policy named `starter`, by a path, or by a hub id.
+
+    Raises:
+        InputError: nothing is there, or it is not a policy with a tokenizer.
+    """
+    if name == STARTER:
+        path = STARTER_DIRECTORY
+    elif as_path(name).is_dir():
+        path = as_path(name)
+    elif name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        path = _from_hub(name)
+    else:
+        raise InputError(
+            f"there is no policy `{name}`",
+            hint=did_you_mean(name, [STARTER]) or "Name `starter`, a directory, or a hub id such as Qwen/Qwen2.5-0.5B",
+        )
+    check_policy(path)
+    return path
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(PATTERNS)))
+    except Exception as error:  # the hub client raises its own, requests' and httpx's errors
+        raise InputError(
+            f"cannot get `{name}` from the hub: {type(error).__name__}: {first_line(error)}",
+            hint="Check the name and the network, or name a local directory",
+        ) from error
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text; libraries write pages."""
+    return next(iter(str(error).splitlines()), "")
+
+
+def check_policy(path: Path) -> None:
+    """Raise InputError unless the directory holds a config and a tokenizer."""
+    if not (path / "config.json").is_file() and not is_adapter(path):
+        raise InputError(f"`{path}` holds no config.json", hint="Name a Hugging Face model directory")
+    if not any((path / name).is_file() for name in TOKENIZER_FILES):
+        raise InputError(f"policy `{path}` has no tokenizer", hint="Save the tokenizer beside the weights")
+    if not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
+        raise InputError(f"policy `{path}` has no weights", hint="Save the model there with save_pretrained")
+
+
+def is_adapter(path: Path) -> bool:
+    """Say whether a policy is a PEFT adapter."""
+    return (path / "adapter_config.json").is_file()
+
+
+def policy_files(path: Path) -> list[Path]:
+    """Return the files that make the policy, sorted by name."""
+    return sorted({file for pattern in PATTERNS for file in path.glob(pattern) if file.is_file()})
+
+
+def policy_digest(path: Path) -> str:
+    """Return the digest of a policy's weights, config and tokenizer."""
+    files = {file.name: _digest_of(file, file.stat().st_size, file.stat().st_mtime_ns) for file in policy_files(path)}
+    if is_adapter(path):
+        files["base"] = read_info(path).base or ""
+    return digest_json(files)
+
+
+@lru_cache(maxsize=1024)
+def _digest_of(path: Path, size: int, changed: int) -> str:
+    """Hash a file once while its size and time of change stay as they are."""
+    return digest_file(path)
+
+
+def read_info(path: Path) -> PolicyInfo:
+    """Return the contents of `policy.json`, or what stands for a policy from outside."""
+    try:
+        value = json.loads((path / POLICY_JSON).read_bytes())
+        return PolicyInfo(**value)
+    except FileNotFoundError:
+        return PolicyInfo()
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"`{path / POLICY_JSON}` is not what `train` writes: {error}", hint="Run `skyrl train` again with `--force`"
+        ) from error
+
+
+def write_info(path: Path, info: PolicyInfo) -> None:
+    """Write `policy.json`."""
+    write_whole(path / POLICY_JSON, (json.dumps(asdict(info), sort_keys=True) + "\n").encode())
+
+
+def publish(source: Path, target: Path) -> str:
+    """Give a policy its place as `policies/N`, by hard links where possible, and return its digest.
+
+    Raises:
+        OutputError: another policy already has this place.
+    """
+    digest = policy_digest(source)
+    if target.is_dir():
+        if policy_digest(target) != digest:
+            raise OutputError(
+                f"`{target}` already holds another policy", hint="Start another run, or move the old one away"
+            )
+        return digest
+    make_directory(target.parent)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        for file in policy_files(source):
+            # The starter and hub caches may change under us; what training wrote does not.
+            (link_or_copy if (source / POLICY_JSON).is_file() else shutil.copyfile)(file, scratch / file.name)
+        write_info(scratch, read_info(source))
+        scratch.chmod(0o755)
+        sync_directory(scratch)
+        scratch.rename(target)
+        sync_directory(target.parent)
+    except OSError as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise OutputError(
+            f"cannot publish `{target}`: {error.strerror or error}", hint="Check free space and permissions"
+        ) from error
+    return digest
+
+
+def find_base(adapter: Path) -> Path:
+    """Return the model that an adapter belongs to: the run's first policy, or what its config names.
+
+    Raises:
+        InputError: no candidate has the digest that the adapter asks for.
+    """
+    wanted = read_info(adapter).base
+    named = json.loads((adapter / "adapter_config.json").read_bytes()).get("base_model_name_or_path") or ""
+    candidates = [parent / "policies" / "00000000" for parent in adapter.resolve().parents]
+    if named == STARTER or Path(named).is_dir() or named.count("/") == 1:
+        candidates.append(
+            STARTER_DIRECTORY if named == STARTER else Path(named) if Path(named).is_dir() else _from_hub(named)
+        )
+    for candidate in candidates:
+        if candidate.is_dir() and (wanted is None or policy_digest(candidate) == wanted):
+            return candidate
+    raise InputError(
+        f"the base model of adapter `{adapter}` is not at hand", hint="Keep the adapter inside its run directory"
+    )
+
+
+def load_tokenizer(path: Path) -> Any:
+    """Return the policy's tokenizer.
+
+    Raises:
+        InputError: its files cannot be read.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"the tokenizer of `{path}` does not load: {error}", hint="Save it again with save_pretrained"
+        ) from error
+
+
+def load_model(path: Path, *, dtype: "torch.dtype", device: str) -> Any:
+    """Return the policy's model; for an adapter, the base with the adapter on it (a PeftModel).
+
+    Raises:
+        InputError: its files cannot be read.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    base = find_base(path) if is_adapter(path) else path
+    try:
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"the model of `{base}` does not load: {first_line(error)}", hint="Check its config and weights"
+        ) from error
+    if is_adapter(path):
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, str(path), is_trainable=True)
+    return cast(Any, model).to(device)
+
+
+def stop_ids(path: Path, tokenizer: Any, turn_end: int | None) -> frozenset[int]:
+    """Return every token that ends a turn: the model's EOS ids, the tokenizer's, and the template's end of turn."""
+    from transformers import GenerationConfig
+
+    found: set[int] = set()
+    base = find_base(path) if is_adapter(path) else path
+    if (base / "generation_config.json").is_file():
+        eos = GenerationConfig.from_pretrained(base).eos_token_id
+        found.update(eos if isinstance(eos, list) else [eos] if eos is not None else [])
+    found.update(token for token in (tokenizer.eos_token_id, turn_end) if token is not None)
+    return frozenset(found)

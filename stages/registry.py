@@ -1,0 +1,83 @@
+"""Plug-ins are names in dictionaries, looked up when they are used.
+
+A name stands for `module:attribute`. `lookup` also takes a `module:attribute` of the
+user's and asks installed packages for entry points in `nanoskyrl.<kind>s`.
+"""
+
+import importlib
+import importlib.metadata
+from collections.abc import Mapping
+from typing import Any
+
+from nanoskyrl.stages.errors import SettingsError, did_you_mean
+
+ENVS = {
+    "text_math": "nanoskyrl.envs.text_math:TextMath",
+    "tool_use": "nanoskyrl.envs.tool_use:ToolUse",
+}
+
+ENGINES = {
+    "hf": "nanoskyrl.stages.hf_engine:HfEngine",
+    "scripted": "nanoskyrl.stages.scripted_engine:ScriptedEngine",
+}
+
+ALGOS = {
+    "grpo": "nanoskyrl.algos.grpo:GRPO",
+    "sapo": "nanoskyrl.algos.sapo:SAPO",
+}
+
+ESTIMATORS = {
+    "grpo": "nanoskyrl.algos.advantages:group_normalized",
+}
+
+BUILTIN: Mapping[str, Mapping[str, str]] = {
+    "env": ENVS,
+    "engine": ENGINES,
+    "algo": ALGOS,
+    "estimator": ESTIMATORS,
+}
+
+
+def entry_points(kind: str) -> dict[str, str]:
+    """Return what installed packages offer for a kind, as name to `module:attribute`."""
+    return {point.name: point.value for point in importlib.metadata.entry_points(group=f"nanoskyrl.{kind}s")}
+
+
+def names(kind: str) -> list[str]:
+    """Return every name that `lookup` takes for a kind, built in or installed."""
+    return sorted({*BUILTIN[kind], *entry_points(kind)})
+
+
+def lookup(kind: str, name: str) -> Any:
+    """Import and return the plug-in of this kind and name.
+
+    Raises:
+        SettingsError: no such name, or its module does not import, or lacks the attribute.
+    """
+    target = BUILTIN[kind].get(name) or entry_points(kind).get(name) or (name if ":" in name else None)
+    if target is None:
+        raise SettingsError(
+            f"unknown {kind} `{name}`",
+            hint=did_you_mean(name, names(kind))
+            or f"Choose one of {', '.join(names(kind))}, or name `module:attribute`",
+        )
+    return load_attribute(target, what=kind)
+
+
+def load_attribute(target: str, *, what: str) -> Any:
+    """Import `module:attribute`, with one clear error if that fails."""
+    module_name, _, attribute = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"cannot import `{target}` as {what}: {error}",
+            hint="Check the spelling, or install the package that has it",
+        ) from error
+    found = getattr(module, attribute, None) if attribute else None
+    if found is None:
+        raise SettingsError(
+            f"module `{module_name}` has no `{attribute}` to use as {what}",
+            hint=did_you_mean(attribute, vars(module)) or "Name it as `module:attribute`",
+        )
+    return found

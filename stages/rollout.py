@@ -1,0 +1,281 @@
+"""Stage `rollout`: a policy attempts tasks, and every token of it is written down.
+
+Tasks come from one seeded permutation of the environment's, with a cursor of
+step x train_batch_size: each is attempted once before any comes again. A part holds whole
+groups, so a killed rollout goes on at the next part and ends with the same bytes.
+"""
+
+# pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nanoskyrl.envs.base import Environment, Task
+from nanoskyrl.stages.config import plugin_config, to_plain
+from nanoskyrl.stages.digests import derive_seed, digest_json
+from nanoskyrl.stages.engines import Engine, Sampling, TokenEngine, make_engine
+from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.manifest import Head, Manifest, open_output
+from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
+from nanoskyrl.stages.policy import policy_digest
+from nanoskyrl.stages.registry import lookup
+from nanoskyrl.stages.runs import version_of
+from nanoskyrl.stages.shards import read_parts
+from nanoskyrl.stages.trajectory import LOGPROBS_MODES, Trajectory, to_table
+from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
+
+NOT_IN_MANIFEST = ("device",)
+"""Settings of engines that say where to run, not what comes out."""
+TRAJECTORY_MODES = ("auto", "whole", "step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutConfig:
+    """What is attempted, how often, and how it is sampled."""
+
+    env: str = "text_math"
+    """Name of the environment; its settings stand in the table of that name."""
+    split: str = "train"
+    """train or test."""
+    engine: str = "hf"
+    """hf or scripted; its settings stand in the table of that name."""
+    step: int = 0
+    """Which step of the run this is: moves the cursor over the tasks, and the seeds."""
+    seed: int = 0
+    """The run's seed."""
+    train_batch_size: int = 16
+    """Prompts in a step."""
+    n_samples_per_prompt: int = 16
+    """Attempts at each prompt; together they are a group."""
+    tasks: tuple[str, ...] = ()
+    """Attempt exactly these task ids, in this order, in place of the next of the permutation."""
+    temperature: float = 1.0
+    """Logits are divided by it; 0 is greedy."""
+    top_p: float = 1.0
+    """Nucleus mass; below 1, `train` refuses the rows."""
+    top_k: int = 0
+    """Candidates; 0 is off. If on, `train` refuses the rows."""
+    logprobs_mode: str = "processed"
+    """processed (of the distribution drawn from), raw, or recomputed (left null)."""
+    max_turns: int = 8
+    """Turns of an attempt."""
+    max_generate_length: int = 512
+    """Tokens sampled in one turn."""
+    max_input_length: int | None = None
+    """Longest prompt of a turn in tokens; None: the model's context."""
+    max_sequence_length: int | None = None
+    """Prompt and response together in tokens; None: the model's context."""
+    trajectory_mode: str = "auto"
+    """whole (a row an attempt), step (a row a turn), or auto: whole unless the chat template rewrites earlier turns."""
+    rows_per_part: int = 256
+    """Trajectories in a part, rounded up to whole groups."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be meant."""
+        for name in ("train_batch_size", "n_samples_per_prompt", "max_turns", "max_generate_length", "rows_per_part"):
+            if getattr(self, name) < 1:
+                raise SettingsError(
+                    f"`rollout.{name}` must be at least 1, not {getattr(self, name)}", hint="Give a positive number"
+                )
+        for name in ("max_input_length", "max_sequence_length"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise SettingsError(
+                    f"`rollout.{name}` must be at least 1, not {getattr(self, name)}",
+                    hint="Leave it out for the model's context",
+                )
+        if self.step < 0:
+            raise SettingsError(f"`rollout.step` must be at least 0, not {self.step}", hint="Steps count from 0")
+        if self.temperature < 0:
+            raise SettingsError(
+                f"`rollout.temperature` must be at least 0, not {self.temperature}",
+                hint="0 is greedy, 1 samples as the model says",
+            )
+        if not 0 < self.top_p <= 1:
+            raise SettingsError(f"`rollout.top_p` must be above 0 and at most 1, not {self.top_p}", hint="1 is off")
+        if self.top_k < 0:
+            raise SettingsError(f"`rollout.top_k` must be at least 0, not {self.top_k}", hint="0 is off")
+        for name, allowed in (
+            ("split", ("train", "test")),
+            ("logprobs_mode", LOGPROBS_MODES),
+            ("trajectory_mode", TRAJECTORY_MODES),
+        ):
+            if getattr(self, name) not in allowed:
+                raise SettingsError(
+                    f"`rollout.{name}` must be {', '.join(allowed)}, not {getattr(self, name)!r}",
+                    hint="Choose one of them",
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A rollout ready to run: everything but the generating."""
+
+    config: RolloutConfig
+    environment: Environment
+    tasks: Sequence[Task]
+    head: Head
+
+
+def prepare(policy: Path | None, config: RolloutConfig, settings: dict[str, dict[str, Any]]) -> Plan:
+    """Resolve names and tasks, and say what the output's manifest will.
+
+    Raises:
+        SettingsError, InputError: an unknown environment, engine or task, or too few tasks.
+    """
+    environment_config = plugin_config(settings, "env", config.env)
+    engine_config = plugin_config(settings, "engine", config.engine)
+    environment = lookup("env", config.env)(environment_config)
+    engine_settings = {key: value for key, value in to_plain(engine_config).items() if key not in NOT_IN_MANIFEST}
+    described = {"rollout": to_plain(config), config.env: to_plain(environment_config), config.engine: engine_settings}
+    head = Head(stage="rollout", settings=described, policy=policy_digest(policy) if policy else None)
+    return Plan(config, environment, choose_tasks(environment.tasks(config.split), config), head)
+
+
+def choose_tasks(tasks: Sequence[Task], config: RolloutConfig) -> list[Task]:
+    """Return the tasks of a step: those named, or the next of the run's permutation."""
+    if config.tasks:
+        by_id = {task.task_id: task for task in tasks}
+        for task_id in config.tasks:
+            if task_id not in by_id:
+                raise InputError(
+                    f"{config.env} has no task `{task_id}` in split {config.split}",
+                    hint=f"For instance `{next(iter(by_id), '')}`",
+                )
+        return [by_id[task_id] for task_id in config.tasks]
+    count = config.train_batch_size
+    if count > len(tasks):
+        raise SettingsError(
+            f"`rollout.train_batch_size` is {count}, but {config.env} has {len(tasks)} tasks in split {config.split}",
+            hint="Lower it, or give more tasks",
+        )
+    # One permutation, gone through again and again: a batch never holds a task twice.
+    order = list(range(len(tasks)))
+    random.Random(derive_seed(config.seed, "tasks", config.env, config.split)).shuffle(order)
+    start = config.step * count
+    return [tasks[order[(start + i) % len(order)]] for i in range(count)]
+
+
+def rollout(
+    policy: Path | None,
+    output: Path,
+    config: RolloutConfig,
+    *,
+    settings: dict[str, dict[str, Any]] | None = None,
+    engine: Engine | None = None,
+    force: bool = False,
+    log: MetricsLog = MetricsLog(),
+) -> Manifest:
+    """Attempt a step's tasks with a policy and write the trajectories.
+
+    Args:
+        policy: A policy's directory; None for engines that need none.
+        output: Directory for the shards.
+        config: What to attempt and how to sample.
+        settings: Tables of the environment and the engine.
+        engine: One that is up already; else it is made here. It is given this policy.
+        force: Replace an output made under other settings.
+        log: Where numbers go.
+
+    Raises:
+        NanoskyrlError: bad settings or input, an output in the way, or an engine that cannot start.
+    """
+    settings = settings or {}
+    watch = Stopwatch()
+    plan = prepare(policy, config, settings)
+    with open_output(output, plan.head, force=force) as out:
+        if out.manifest is not None:
+            return out.manifest
+        groups_per_part = -(-config.rows_per_part // config.n_samples_per_prompt)
+        for part, start in enumerate(range(0, len(plan.tasks), groups_per_part)):
+            if out.has_part(part):
+                continue
+            if engine is None:
+                engine = make_engine(config.engine, plugin_config(settings, "engine", config.engine))
+            if isinstance(engine, TokenEngine):
+                with watch("load"):
+                    engine.load(_needed(policy, config))
+            rows = run_groups(plan, plan.tasks[start : start + groups_per_part], engine, policy, watch)
+            with watch("write"):
+                out.write_part(part, to_table(rows))
+        with watch("write"):
+            manifest = out.finish(rows_in=len(plan.tasks) * config.n_samples_per_prompt)
+    log.write("rollout", {**summary(read_parts(output, manifest)), **watch.timings()})
+    return manifest
+
+
+def _needed(policy: Path | None, config: RolloutConfig) -> Path:
+    if policy is None:
+        raise SettingsError(f"engine `{config.engine}` needs a policy", hint="Name one with `--policy`")
+    return policy
+
+
+def run_groups(
+    plan: Plan, tasks: Sequence[Task], engine: Engine, policy: Path | None, watch: Stopwatch
+) -> list[Trajectory]:
+    """Return the trajectories of all attempts at these tasks, group after group."""
+    config = plan.config
+    sampling = Sampling(
+        temperature=config.temperature, top_p=config.top_p, top_k=config.top_k, logprobs_mode=config.logprobs_mode
+    )
+    context = engine.context_length if isinstance(engine, TokenEngine) else 1 << 30
+    limits = Limits(
+        max_turns=config.max_turns,
+        max_generate_length=config.max_generate_length,
+        max_input_length=min(config.max_input_length or context, context),
+        max_sequence_length=min(config.max_sequence_length or context, context),
+    )
+    stepwise = config.trajectory_mode == "step" or (
+        config.trajectory_mode == "auto" and isinstance(engine, TokenEngine) and not engine.renderer.keeps_prefix
+    )
+    with watch("env"):
+        attempts = [
+            Attempt(task, identity, plan.environment, engine, sampling, limits, stepwise=stepwise)
+            for task in tasks
+            for identity in _identities(plan, task, policy)
+        ]
+    play(attempts, engine, sampling, watch)
+    return [row for attempt in attempts for row in attempt.rows()]
+
+
+def _identities(plan: Plan, task: Task, policy: Path | None) -> Iterator[Identity]:
+    config = plan.config
+    sampling_round = 0  # dynamic sampling attempts a task in several
+    group = [config.seed, config.step, config.env, config.split, task.task_id, sampling_round]
+    for sample in range(config.n_samples_per_prompt):
+        yield Identity(
+            trajectory_id=digest_json([*group, sample])[:32],
+            group_id=digest_json(["group", *group])[:16],
+            sample=sample,
+            env=config.env,
+            seed=derive_seed(*group, sample),
+            policy_version=version_of(policy) if policy else None,
+            policy_digest=plan.head.policy,
+        )
+
+
+def summary(tables: Iterator[pa.Table]) -> dict[str, Value]:
+    """Return the numbers of a rollout: counts, lengths, turns, and how the attempts ended."""
+    reasons: Counter[str] = Counter()
+    tokens, turns, calls = [], [], 0
+    for table in tables:
+        reasons.update(table.column("stop_reason").to_pylist())
+        tokens += table.column("completion_tokens").to_pylist()
+        turns += pc.list_value_length(table.column("turns")).to_pylist()
+        flat = table.column("turns").combine_chunks().flatten()
+        calls += sum(text != "[]" for text in flat.field("tool_calls").to_pylist())
+    return {
+        "rollout/rows": len(tokens),
+        "rollout/response_tokens/mean": mean(tokens),
+        "rollout/response_tokens/total": sum(tokens),
+        "rollout/turns/mean": mean(turns),
+        "rollout/turns_with_tool_calls": calls,
+        **{f"rollout/stop_reason/{reason}": count for reason, count in sorted(reasons.items())},
+    }

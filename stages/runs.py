@@ -1,0 +1,119 @@
+"""A run directory: where each step's stages, the published policies and the numbers lie.
+
+    runs/NAME/
+      run.toml  resolved.json  metrics.jsonl
+      policies/00000000/ 00000001/ ...
+      step-000000/{rollout,score,advantage,train,sync}/  step-000001/...
+      evals/00000000/NAME/
+
+Stages that are not told their input or output find it here.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.manifest import is_finished
+from nanoskyrl.stages.metrics import METRICS
+
+DEFAULT_RUN = "runs/default"
+STAGES = ("rollout", "score", "advantage", "train", "sync")
+INPUT_OF = {"score": "rollout", "advantage": "score", "train": "advantage", "sync": "train"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """What holds for a whole run."""
+
+    seed: int = 0
+    """Every seed of the run is a digest of this one and of what it is for."""
+    policy: str = "starter"
+    """What `policies/00000000` is made from: `starter`, a directory, or a hub id."""
+    lag: int = 0
+    """Step k samples from `policies/max(0, k - lag)`."""
+
+    def __post_init__(self) -> None:
+        """Refuse a lag that would look ahead."""
+        if self.lag < 0:
+            raise SettingsError(
+                f"`run.lag` must be at least 0, not {self.lag}", hint="0 samples from the newest policy"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run directory."""
+
+    root: Path
+
+    def step(self, step: int) -> Path:
+        """Return the directory of a step."""
+        return self.root / f"step-{step:06d}"
+
+    def stage(self, step: int, stage: str) -> Path:
+        """Return where a stage of a step writes."""
+        return self.step(step) / stage
+
+    def policy(self, version: int) -> Path:
+        """Return the directory of a published policy."""
+        return self.root / "policies" / f"{version:08d}"
+
+    def evaluation(self, version: int, name: str) -> Path:
+        """Return where an evaluation of a policy lies."""
+        return self.root / "evals" / f"{version:08d}" / name
+
+    @property
+    def metrics(self) -> Path:
+        """Where numbers are appended."""
+        return self.root / METRICS
+
+    @property
+    def settings_file(self) -> Path:
+        """The settings that made the run; later commands in it start from them."""
+        return self.root / "run.toml"
+
+    def steps(self) -> list[int]:
+        """Return the steps that have a directory, in order."""
+        found = (path.name.removeprefix("step-") for path in self.root.glob("step-*") if path.is_dir())
+        return sorted(int(name) for name in found if name.isdigit())
+
+    def policies(self) -> list[int]:
+        """Return the published versions, in order."""
+        return sorted(int(path.name) for path in (self.root / "policies").glob("*") if path.name.isdigit())
+
+    def next_step(self) -> int:
+        """Return the first step without a finished sync: where `rollout` works."""
+        step = 0
+        while is_finished(self.stage(step, "sync")):
+            step += 1
+        return step
+
+    def newest_with(self, stage: str) -> int:
+        """Return the newest step in which a stage is finished.
+
+        Raises:
+            InputError: there is none, or the newest step's is unfinished.
+        """
+        for step in reversed(self.steps()):
+            if is_finished(self.stage(step, stage)):
+                return step
+        begun = next((step for step in reversed(self.steps()) if self.stage(step, stage).is_dir()), None)
+        if begun is not None:
+            raise InputError(
+                f"`{self.stage(begun, stage)}` is unfinished: `{stage}` did not end",
+                hint=f"Run `skyrl {stage}` again to go on",
+            )
+        raise InputError(
+            f"run `{self.root}` has no finished `{stage}`", hint=f"Run `skyrl {stage}` first, or name the input"
+        )
+
+
+def default_run() -> str:
+    """Return the run that is meant when none is named."""
+    return os.environ.get("SKYRL_RUN") or DEFAULT_RUN
+
+
+def version_of(policy: Path) -> int | None:
+    """Return the N of `policies/N`, or None for a policy elsewhere."""
+    return int(policy.name) if policy.parent.name == "policies" and policy.name.isdigit() else None

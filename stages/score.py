@@ -1,0 +1,220 @@
+"""Stage `score`: every trajectory gets its verdict, or says why it has none.
+
+Rewards are the environment's own or functions of the user's, weighted. A failed row is
+skipped, a reward function that raises leaves its rows unjudged: both keep a null reward,
+never 0. Rows in are rows out; the rollout's columns go through untouched.
+"""
+
+# pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nanoskyrl.envs.base import Environment, Score
+from nanoskyrl.stages.config import plugin_config, to_plain
+from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.manifest import Head, Manifest, open_output, read_manifest
+from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
+from nanoskyrl.stages.registry import load_attribute, lookup
+from nanoskyrl.stages.shards import read_part, read_parts
+from nanoskyrl.stages.trajectory import Trajectory, check, from_table, schema_of, to_json
+
+Scorer = Callable[[Trajectory], Score]
+
+ENV_REWARD = "env"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreConfig:
+    """Which rewards are given, and how they are weighed."""
+
+    rewards: dict[str, float] = field(default_factory=lambda: {ENV_REWARD: 1.0})
+    """Weight of each reward: `env` for the environment's own, `module:function` for a user's."""
+
+    def __post_init__(self) -> None:
+        """Refuse a score made of nothing."""
+        if not self.rewards:
+            raise SettingsError("`score.rewards` is empty", hint="Write, for instance, rewards = { env = 1.0 }")
+
+
+def score(
+    rollout: Path,
+    output: Path,
+    config: ScoreConfig,
+    *,
+    settings: dict[str, dict[str, Any]] | None = None,
+    force: bool = False,
+    log: MetricsLog = MetricsLog(),
+) -> Manifest:
+    """Judge every trajectory of a rollout.
+
+    Args:
+        rollout: Shards written by `rollout`.
+        output: Directory for the shards with verdicts.
+        config: The rewards and their weights.
+        settings: Tables of the environments, for the weights inside their own rewards.
+        force: Replace an output made under other settings.
+        log: Where numbers go.
+
+    Raises:
+        InputError: the input is missing, unfinished or corrupt, or its environment is unknown here.
+    """
+    watch = Stopwatch()
+    source = read_manifest(rollout, stage="rollout")
+    env = _env_of(source)
+    env_config = plugin_config(settings or {}, "env", env)
+    environment: Environment = lookup("env", env)(env_config)
+    scorer = weighted(config.rewards, environment)
+    head = Head(
+        stage="score",
+        settings={"score": to_plain(config), env: to_plain(env_config)},
+        inputs={"rollout": source.digest},
+        policy=source.policy,
+    )
+    with open_output(output, head, force=force) as out:
+        if out.manifest is not None:
+            return out.manifest
+        for index, part in enumerate(source.parts):
+            if out.has_part(index):
+                continue
+            with watch("read"):
+                table = read_part(rollout / part.name, part.digest)
+            with watch("score"):
+                scored = score_table(table, scorer)
+            with watch("write"):
+                out.write_part(index, scored)
+        manifest = out.finish(rows_in=source.rows_out)
+    log.write("score", {**summary(read_parts(output, manifest)), **watch.timings()})
+    return manifest
+
+
+def _env_of(source: Manifest) -> str:
+    try:
+        return source.settings["rollout"]["env"]
+    except KeyError as error:
+        raise InputError(
+            "the manifest of the rollout names no environment", hint="Run `skyrl rollout` again"
+        ) from error
+
+
+def weighted(rewards: Mapping[str, float], environment: Environment) -> Scorer:
+    """Return one scorer from several: the weighted sum of rewards, the first stated success, all parts.
+
+    Raises:
+        SettingsError: a reward function does not import.
+    """
+    functions = {
+        name: environment.score if name == ENV_REWARD else _as_scorer(load_attribute(name, what="reward"))
+        for name in rewards
+    }
+    if list(functions) == [ENV_REWARD] and rewards[ENV_REWARD] == 1:
+        return environment.score
+
+    def combined(trajectory: Trajectory) -> Score:
+        verdicts = {name: function(trajectory) for name, function in functions.items()}
+        parts: dict[str, float | None] = {}
+        for name, verdict in verdicts.items():
+            parts |= {name: verdict.reward, **{f"{name}/{part}": value for part, value in verdict.parts.items()}}
+        given = [verdict.reward for verdict in verdicts.values()]
+        # One part unjudged leaves the whole unjudged: a sum over the rest would be another reward.
+        known = [value for value in given if value is not None]
+        total = (
+            sum(weight * value for weight, value in zip(rewards.values(), known, strict=True))
+            if len(known) == len(given)
+            else None
+        )
+        success = next((verdict.success for verdict in verdicts.values() if verdict.success is not None), None)
+        return Score(reward=total, success=success, parts=parts)
+
+    return combined
+
+
+def _as_scorer(function: Callable[[Trajectory], Any]) -> Scorer:
+    """Let a user's function return a Score, a number or None."""
+
+    def scorer(trajectory: Trajectory) -> Score:
+        found = function(trajectory)
+        return found if isinstance(found, Score) else Score(reward=None if found is None else float(found))
+
+    return scorer
+
+
+def score_table(table: pa.Table, scorer: Scorer) -> pa.Table:
+    """Return a rollout's table with the columns of `score` added."""
+    verdicts = judge(from_table(table), scorer)
+    rows = [verdicts[trajectory_id] for trajectory_id in table.column("trajectory_id").to_pylist()]
+    added = {
+        "reward": pa.array([verdict.reward for verdict, _ in rows], pa.float64()),
+        "reward_parts": pa.array([to_json(verdict.parts) for verdict, _ in rows], pa.string()),
+        "success": pa.array([verdict.success for verdict, _ in rows], pa.bool_()),
+        "score_status": pa.array([status for _, status in rows], pa.string()),
+    }
+    schema = schema_of("score")
+    scored = pa.Table.from_arrays(
+        [added[name] if name in added else table.column(name) for name in schema.names], schema=schema
+    )
+    check(scored, "score")
+    return scored
+
+
+def judge(rows: Iterable[Trajectory], scorer: Scorer) -> dict[str, tuple[Score, str]]:
+    """Return verdict and score_status by trajectory; a trajectory of several rows is judged once, whole."""
+    steps: dict[str, list[Trajectory]] = {}
+    for row in rows:
+        steps.setdefault(row.trajectory_id, []).append(row)
+    return {name: _judge_one(several, scorer) for name, several in steps.items()}
+
+
+def _judge_one(steps: list[Trajectory], scorer: Scorer) -> tuple[Score, str]:
+    last = steps[-1]
+    if last.status == "failed":
+        return Score(reward=None), "skipped"
+    whole = dataclasses.replace(last, turns=[turn for step in steps for turn in step.turns])
+    try:
+        verdict = scorer(whole)
+    except Exception as error:  # a reward function's failure is its row's, not the stage's, and no verdict
+        return Score(reward=None, parts={f"error: {type(error).__name__}: {error}": None}), "verifier_error"
+    if verdict.reward is not None and verdict.reward != verdict.reward:
+        return Score(reward=None, parts={"error: the reward is not a number": None}), "verifier_error"
+    return verdict, "scored" if verdict.reward is not None else "verifier_error"
+
+
+def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:
+    """Return the numbers of scored shards; trajectories count once, however many rows they have."""
+    rewards, successes, statuses = [], [], Counter()
+    groups: dict[str, list[float]] = {}
+    size, env = 1, ""
+    for table in tables:
+        last = table.filter(table.column("is_last_step"))
+        statuses.update(last.column("score_status").to_pylist())
+        size = max([size, *(sample + 1 for sample in last.column("sample").to_pylist())])
+        env = last.column("env")[0].as_py() if last.num_rows else env
+        known = last.filter(pc.is_valid(last.column("reward")))
+        rewards += known.column("reward").to_pylist()
+        successes += [float(value) for value in known.column("success").to_pylist() if value is not None]
+        for group, success, reward in zip(
+            *(known.column(c).to_pylist() for c in ("group_id", "success", "reward")), strict=True
+        ):
+            groups.setdefault(group, []).append(reward if success is None else float(success))
+    variances = [_variance(values) for values in groups.values() if len(values) > 1]
+    return {
+        "reward/avg_raw_reward": mean(rewards),
+        "reward/success": mean(successes),
+        f"reward/avg_pass_at_{size}": mean(float(max(values) > 0) for values in groups.values()),
+        f"reward/{env}/variance_per_prompt": mean(variances),
+        "reward/groups_with_signal": mean(float(value > 0) for value in variances),
+        **{f"score/status/{status}": count for status, count in sorted(statuses.items())},
+    }
+
+
+def _variance(values: list[float]) -> float:
+    middle = sum(values) / len(values)
+    return sum((value - middle) ** 2 for value in values) / len(values)

@@ -1,0 +1,56 @@
+"""Engine `scripted`: actions from an environment's expert or from a file.
+
+For tests, demonstrations and upper bounds. It knows no tokens, so its trajectories are
+untrainable.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nanoskyrl.envs.base import Environment, Task
+from nanoskyrl.stages.engines import TextEngine
+from nanoskyrl.stages.errors import InputError
+from nanoskyrl.stages.storage import as_path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedConfig:
+    """Where the actions come from."""
+
+    actions: str | None = None
+    """A JSONL file of `task_id` and `actions` (a list of texts); without it the environment's expert acts."""
+
+
+class ScriptedEngine(TextEngine):
+    """Writes what it was told to; nothing, once that is used up."""
+
+    Config = ScriptedConfig
+
+    def __init__(self, config: ScriptedConfig) -> None:
+        """Read the file, if there is one."""
+        self._scripts = _read_scripts(config.actions) if config.actions else None
+
+    def reply(self, environment: Environment, task: Task, turn: int) -> str:
+        """Return the action of this turn."""
+        script: Sequence[str] = (
+            environment.expert(task) if self._scripts is None else self._scripts.get(task.task_id, ())
+        )
+        return script[turn] if turn < len(script) else ""
+
+
+def _read_scripts(name: str) -> dict[str, list[str]]:
+    path = as_path(name)
+    if not path.is_file():
+        raise InputError(f"there is no file of actions `{name}`", hint="Write JSON lines of task_id and actions")
+    scripts: dict[str, list[str]] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row: dict[str, Any] = json.loads(line)
+            scripts[str(row["task_id"])] = [str(action) for action in row["actions"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"line {number} of `{name}` has no task_id and actions: {error}", hint="Write one JSON object a line"
+            ) from error
+    return scripts

@@ -1,0 +1,102 @@
+"""Paths, local or behind a URL, and files that appear whole or not at all.
+
+A local file is written under a temporary name, synced and renamed. Object stores
+show an object only when its upload has ended, so there it is written as it is.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+from nanoskyrl.stages.errors import OutputError, SettingsError
+
+TEMPORARY = ".tmp"
+"""Suffix of files that are being written; readers never look at them."""
+
+
+def as_path(place: str | os.PathLike[str]) -> Path:
+    """Return a path for a local name or an fsspec URL such as `s3://bucket/run`."""
+    text = str(place)
+    if "://" not in text:
+        return place if isinstance(place, Path) else Path(text).expanduser()
+    from upath import UPath
+
+    try:
+        return cast(Path, UPath(text))
+    except (ValueError, ImportError) as error:
+        raise SettingsError(
+            f"cannot open `{text}`: {error}", hint="Name a local path or an installed fsspec URL"
+        ) from error
+
+
+def is_local(path: Path) -> bool:
+    """Say whether a path lies in this machine's file system."""
+    return isinstance(path, os.PathLike)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[IO[Any]]:
+    """Open a file for binary writing that is at `path` only once it is complete and on disk."""
+    try:
+        if not is_local(path):
+            with path.open("wb") as file:
+                yield file
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(path.name + TEMPORARY)
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write `{path}`: {error.strerror or error}", hint="Check free space and permissions"
+        ) from error
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames inside a directory survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Put these bytes in place at once."""
+    with whole_file(path) as file:
+        file.write(data)
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory and its parents, or say why it cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"cannot create `{path}`: {error.strerror or error}", hint="Name a directory you may write to"
+        ) from error
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a directory, local or not, if it is there."""
+    if not path.exists():
+        return
+    if is_local(path):
+        shutil.rmtree(path)
+    else:
+        cast(Any, path).rmdir(recursive=True)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file a second name, or copy it where the file system has no hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,430 @@
+"""The trajectory table: the one place that knows its columns.
+
+One row is one training sequence: a whole conversation, or one step of it. A row keeps
+the tokens as they were sampled and observed, so no later stage turns text into tokens.
+Every token list of a row is null as a whole or as long as `response_ids`; single
+elements are null only in `logprobs`, exactly where `loss_mask` is 0.
+`docs/trajectory.md` is this module as a page.
+"""
+
+# pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nanoskyrl.stages.errors import InputError
+
+SCHEMA_VERSION = 1
+"""Raised when a column changes its name, type or meaning. Readers refuse newer ones."""
+SCHEMA_KEY = b"nanoskyrl.schema_version"
+"""Where the version stands in the metadata of every Parquet file."""
+
+STATUSES = ("completed", "truncated", "max_turns", "failed")
+STOP_REASONS = {
+    "stop": "completed",
+    "length": "truncated",
+    "max_turns": "max_turns",
+    "max_input_length": "truncated",
+    "max_sequence_length": "truncated",
+    "error": "failed",
+}
+"""Why a trajectory ended, and the status that goes with it."""
+SCORE_STATUSES = ("scored", "verifier_timeout", "verifier_error", "skipped")
+DROP_REASONS = ("zero_variance", "overlong", "singleton", "failed", "unscored", "untrainable")
+LOGPROBS_MODES = ("processed", "raw", "recomputed")
+
+
+def _tokens(of: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("element", of))
+
+
+TURN_TYPE = pa.struct(
+    [
+        pa.field("action", pa.string()),
+        pa.field("observation", pa.string()),
+        pa.field("reward", pa.float64()),
+        pa.field("done", pa.bool_()),
+        pa.field("tool_calls", pa.string()),
+        pa.field("first_token", pa.int32()),
+        pa.field("token_count", pa.int32()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its Arrow type, the stage that writes it, whether it may be null, and what it means."""
+
+    name: str
+    type: pa.DataType
+    stage: str
+    meaning: str
+    nullable: bool = False
+
+
+COLUMNS = (
+    Column("trajectory_id", pa.string(), "rollout",
+           "a digest of run seed, step, env, split, task, sample and sampling round; (trajectory_id, step_index) is unique"),
+    Column("step_index", pa.int32(), "rollout", "0 for a whole conversation, else the turn this row holds"),
+    Column("is_last_step", pa.bool_(), "rollout", "true for a whole conversation and for the last of several steps"),
+    Column("group_id", pa.string(), "rollout", "opaque; shared by the attempts at one prompt, never parsed"),
+    Column("sample", pa.int32(), "rollout", "index in the group, 0..n_samples_per_prompt-1"),
+    Column("env", pa.string(), "rollout", "name of the environment"),
+    Column("task_id", pa.string(), "rollout", "the task inside its environment and split"),
+    Column("split", pa.string(), "rollout", "train or test"),
+    Column("seed", pa.int64(), "rollout", "seeds the environment and the sampler of this trajectory"),
+    Column("policy_version", pa.int32(), "rollout", "N of the `policies/N` that sampled it; null outside a run", True),
+    Column("policy_digest", pa.string(), "rollout", "digest of the weights, config and tokenizer that sampled it; null for engines without", True),
+    Column("temperature", pa.float64(), "rollout", "logits were divided by it; 0 is greedy"),
+    Column("top_p", pa.float64(), "rollout", "nucleus mass; 1 is off"),
+    Column("top_k", pa.int32(), "rollout", "number of candidates; 0 is off"),
+    Column("logprobs_mode", pa.string(), "rollout", "processed: after temperature, top_k and top_p; raw: before; recomputed: left null for `advantage`"),
+    Column("prompt_ids", _tokens(pa.int32()), "rollout", "tokens before the first sampled one; null for engines without token ids", True),
+    Column("response_ids", _tokens(pa.int32()), "rollout", "all tokens after the prompt, sampled and observed", True),
+    Column("loss_mask", _tokens(pa.int8()), "rollout", "1 where the policy sampled the token, 0 where it was observed", True),
+    Column("logprobs", _tokens(pa.float32()), "rollout", "nats under the sampling policy; an element is null where loss_mask is 0", True),
+    Column("prompt", pa.string(), "rollout", "prompt_ids decoded, for reading; never encoded again"),
+    Column("response", pa.string(), "rollout", "response_ids decoded, for reading; never encoded again"),
+    Column("messages", pa.string(), "rollout", "JSON: the conversation as role and content"),
+    Column("turns", pa.list_(pa.field("element", TURN_TYPE)), "rollout",
+           "per turn: action, observation, reward (the environment's own word, nullable), done, tool_calls (JSON: tool, args, result, ok, error), first_token (index into response_ids), token_count"),
+    Column("status", pa.string(), "rollout", "completed, truncated, max_turns or failed"),
+    Column("stop_reason", pa.string(), "rollout", "stop, length, max_turns, max_input_length, max_sequence_length or error"),
+    Column("error", pa.string(), "rollout", "what failed; null unless status is failed", True),
+    Column("trainable", pa.bool_(), "rollout", "false for engines without token ids"),
+    Column("prompt_tokens", pa.int32(), "rollout", "as the engine counts them"),
+    Column("completion_tokens", pa.int32(), "rollout", "sampled tokens, as the engine counts them"),
+    Column("metadata", pa.string(), "rollout", "JSON: what the environment says of the task; ground truth for scoring"),
+    Column("reward", pa.float64(), "score", "null: not scored, and never read as 0", True),
+    Column("reward_parts", pa.string(), "score", "JSON: the components of the reward by name"),
+    Column("success", pa.bool_(), "score", "whether the task was solved; null: not known", True),
+    Column("score_status", pa.string(), "score", "scored, verifier_timeout, verifier_error, or skipped (a failed row)"),
+    Column("shaped_reward", pa.float64(), "advantage", "what the estimator saw; equal to reward without shaping", True),
+    Column("advantages", _tokens(pa.float32()), "advantage", "per response token, 0 where loss_mask is 0; null where the row is not kept", True),
+    Column("returns", _tokens(pa.float32()), "advantage", "PPO: targets of the critic", True),
+    Column("values", _tokens(pa.float32()), "advantage", "PPO: what the critic foretold", True),
+    Column("old_logprobs", _tokens(pa.float32()), "advantage", "nats under the policy at the start of the update, where asked for", True),
+    Column("ref_logprobs", _tokens(pa.float32()), "advantage", "nats under the frozen reference, where asked for", True),
+    Column("kept", pa.bool_(), "advantage", "whether `train` learns from the row"),
+    Column("drop_reason", pa.string(), "advantage", "zero_variance, overlong, singleton, failed, unscored or untrainable; null where kept", True),
+)  # fmt: skip
+
+STAGE_ORDER = ("rollout", "score", "advantage")
+TOKEN_COLUMNS = tuple(column.name for column in COLUMNS if pa.types.is_list(column.type) and column.name != "turns")
+PER_RESPONSE_TOKEN = tuple(name for name in TOKEN_COLUMNS if name not in ("prompt_ids", "response_ids"))
+
+
+def columns_of(stage: str) -> tuple[Column, ...]:
+    """Return the columns present in the shards of a stage (eval writes those of score)."""
+    last = STAGE_ORDER.index("score" if stage == "eval" else stage)
+    return tuple(column for column in COLUMNS if STAGE_ORDER.index(column.stage) <= last)
+
+
+def schema_of(stage: str) -> pa.Schema:
+    """Return the Arrow schema of a stage's shards, with the schema version in its metadata."""
+    fields = [pa.field(column.name, column.type, nullable=column.nullable) for column in columns_of(stage)]
+    return pa.schema(fields, metadata={SCHEMA_KEY: str(SCHEMA_VERSION).encode()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call of a tool that the model wrote, well formed or not."""
+
+    tool: str | None
+    """None where the call could not be read."""
+    args: Any = None
+    result: str | None = None
+    ok: bool
+    error: str | None = None
+    """A kind that can be counted, such as `malformed` or `unknown_tool`; None where ok."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What the policy did once, and what the environment answered."""
+
+    action: str
+    observation: str
+    reward: float | None = None
+    """The environment's own word; None where it says nothing."""
+    done: bool
+    tool_calls: Sequence[ToolCall] = ()
+    first_token: int | None = None
+    """Index into response_ids of the first token sampled in this turn; None without token ids."""
+    token_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One row in Python, for environments, scorers and tests; batches of tokens stay in Arrow."""
+
+    trajectory_id: str
+    step_index: int = 0
+    is_last_step: bool = True
+    group_id: str
+    sample: int
+    env: str
+    task_id: str
+    split: str
+    seed: int
+    policy_version: int | None
+    policy_digest: str | None
+    temperature: float
+    top_p: float
+    top_k: int
+    logprobs_mode: str
+    prompt_ids: np.ndarray | None
+    """[P] int32"""
+    response_ids: np.ndarray | None
+    """[T] int32"""
+    loss_mask: np.ndarray | None
+    """[T] int8"""
+    logprobs: np.ndarray | None
+    """[T] float32 nats, NaN where loss_mask is 0"""
+    prompt: str
+    response: str
+    messages: list[dict[str, Any]]
+    turns: Sequence[Turn]
+    status: str
+    stop_reason: str
+    error: str | None = None
+    trainable: bool
+    prompt_tokens: int
+    completion_tokens: int
+    metadata: dict[str, Any] = field(default_factory=dict)
+    reward: float | None = None
+    reward_parts: dict[str, float | None] = field(default_factory=dict)
+    success: bool | None = None
+    score_status: str | None = None
+    """None before `score`."""
+
+
+def to_json(value: Any) -> str:
+    """Return JSON text for a column; a lone surrogate, which UTF-8 cannot hold, is kept as an escape."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isascii() or _encodable(text) else json.dumps(value)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def clean_text(text: str) -> str:
+    """Return text that UTF-8 can hold: lone surrogates become `?`."""
+    return text if _encodable(text) else text.encode(errors="replace").decode()
+
+
+def list_column(
+    rows: Sequence[np.ndarray | None], of: pa.DataType, valid: Sequence[np.ndarray | None] | None = None
+) -> pa.Array:
+    """Build a list column from one flat buffer and its offsets.
+
+    Args:
+        rows: one array a row, or None for a null row.
+        of: the type of an element.
+        valid: one boolean array a row, False where the element is null; None: all valid.
+    """
+    dtype = of.to_pandas_dtype()
+    lengths = np.fromiter((0 if row is None else len(row) for row in rows), np.int64, len(rows))
+    offsets = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    flat = np.concatenate([np.asarray(row, dtype) for row in rows if row is not None] or [np.zeros(0, dtype)])
+    null_elements = None
+    if valid is not None:
+        null_elements = ~np.concatenate(
+            [np.asarray(row, bool) for row in valid if row is not None] or [np.zeros(0, bool)]
+        )
+    null_rows = np.fromiter((row is None for row in rows), bool, len(rows))
+    return pa.ListArray.from_arrays(
+        pa.array(offsets),
+        pa.array(flat, of, mask=null_elements),
+        type=_tokens(of),
+        mask=pa.array(null_rows) if null_rows.any() else None,
+    )
+
+
+def to_table(rows: Iterable[Trajectory], stage: str = "rollout") -> pa.Table:
+    """Build and check the Arrow table of these rows, with the columns of `rollout` or `score`."""
+    rows = list(rows)
+    arrays: list[pa.Array] = []
+    for column in columns_of(stage):
+        values = [getattr(row, column.name) for row in rows]
+        if column.name == "logprobs":
+            valid = [None if row.logprobs is None or row.loss_mask is None else row.loss_mask != 0 for row in rows]
+            arrays.append(list_column(values, pa.float32(), valid))
+        elif column.name in TOKEN_COLUMNS:
+            arrays.append(list_column(values, column.type.value_type))
+        elif column.name == "turns":
+            arrays.append(pa.array([[_turn_to_dict(turn) for turn in turns] for turns in values], column.type))
+        elif column.name in ("messages", "metadata", "reward_parts"):
+            arrays.append(pa.array([to_json(value) for value in values], pa.string()))
+        elif column.type == pa.string():
+            arrays.append(pa.array([None if value is None else clean_text(value) for value in values], pa.string()))
+        else:
+            arrays.append(pa.array(values, column.type))
+    table = pa.Table.from_arrays(arrays, schema=schema_of(stage))
+    check(table, stage)
+    return table
+
+
+def _turn_to_dict(turn: Turn) -> dict[str, Any]:
+    calls = to_json([dataclasses.asdict(call) for call in turn.tool_calls])
+    return {
+        "action": clean_text(turn.action),
+        "observation": clean_text(turn.observation),
+        "reward": turn.reward,
+        "done": turn.done,
+        "tool_calls": calls,
+        "first_token": turn.first_token,
+        "token_count": turn.token_count,
+    }
+
+
+def from_table(table: pa.Table) -> Iterator[Trajectory]:
+    """Yield the rows of a table as `Trajectory`; columns of `advantage` are left aside."""
+    known = {f.name for f in dataclasses.fields(Trajectory)}
+    names = [name for name in table.column_names if name in known]
+    plain = table.select([name for name in names if name not in TOKEN_COLUMNS]).to_pylist()
+    tokens = {name: row_arrays(table.column(name)) for name in names if name in TOKEN_COLUMNS}
+    for index, row in enumerate(plain):
+        for name in ("messages", "metadata", "reward_parts"):
+            if name in row:
+                row[name] = json.loads(row[name])
+        row["turns"] = [
+            Turn(**{**turn, "tool_calls": [ToolCall(**call) for call in json.loads(turn["tool_calls"])]})
+            for turn in row["turns"]
+        ]
+        row.update({name: arrays[index] for name, arrays in tokens.items()})
+        yield Trajectory(**row)
+
+
+def row_arrays(column: pa.ChunkedArray | pa.Array) -> list[np.ndarray | None]:
+    """Return the lists of a column as numpy views, null rows as None and null elements as NaN (or 0 in integers)."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):  # an empty column has no chunk to combine
+        array = array.chunk(0) if array.num_chunks else pa.array([], column.type)
+    flat, offsets = flat_values(array), array.offsets.to_numpy()
+    null = array.is_null().to_numpy(zero_copy_only=False)
+    return [None if null[i] else flat[offsets[i] : offsets[i + 1]] for i in range(len(array))]
+
+
+def flat_values(array: pa.ListArray) -> np.ndarray:
+    """Return all elements of a list array as one numpy array, null elements as NaN (or 0 in integers)."""
+    values = array.values
+    if values.null_count == 0:
+        return values.to_numpy(zero_copy_only=True)
+    filler = float("nan") if pa.types.is_floating(values.type) else 0
+    return pc.fill_null(values, pa.scalar(filler, values.type)).to_numpy()
+
+
+def check(table: pa.Table, stage: str) -> None:
+    """Raise unless the table keeps every promise of this module for shards of `stage`.
+
+    Raises:
+        InputError: names the column, the row and what was found.
+    """
+    expected = schema_of(stage)
+    if not table.schema.equals(expected):
+        _explain_schema(table.schema, expected)
+    for column in columns_of(stage):
+        if not column.nullable and table.column(column.name).null_count:
+            row = _first(pc.is_null(table.column(column.name)))
+            raise InputError(f"column `{column.name}` is null in row {row}", hint="Only nullable columns may be")
+    _check_words(table, "status", STATUSES)
+    _check_words(table, "stop_reason", tuple(STOP_REASONS))
+    _check_words(table, "logprobs_mode", LOGPROBS_MODES)
+    if "score_status" in table.column_names:
+        _check_words(table, "score_status", SCORE_STATUSES)
+    for row, (status, reason) in enumerate(
+        zip(*(table.column(c).to_pylist() for c in ("status", "stop_reason")), strict=True)
+    ):
+        if STOP_REASONS[reason] != status:
+            raise InputError(
+                f"row {row} has status `{status}` with stop_reason `{reason}`",
+                hint=f"It must be `{STOP_REASONS[reason]}`",
+            )
+    keys = list(zip(table.column("trajectory_id").to_pylist(), table.column("step_index").to_pylist(), strict=True))
+    if len(set(keys)) != len(keys):
+        raise InputError("two rows share (trajectory_id, step_index)", hint="Each row must have a pair of its own")
+    _check_tokens(table)
+
+
+def _check_words(table: pa.Table, name: str, allowed: Sequence[str]) -> None:
+    for word in pc.unique(table.column(name)).to_pylist():
+        if word not in allowed:
+            raise InputError(f"column `{name}` holds `{word}`", hint=f"It must be one of {', '.join(allowed)}")
+
+
+def _check_tokens(table: pa.Table) -> None:
+    lengths = pc.list_value_length(table.column("response_ids"))
+    trainable = table.column("trainable")
+    for name in ("prompt_ids", "response_ids", "loss_mask"):
+        if (row := _first(pc.and_(trainable, pc.is_null(table.column(name))))) is not None:
+            raise InputError(
+                f"row {row} is trainable but has no `{name}`", hint="Set trainable to false, or write the tokens"
+            )
+    for name in TOKEN_COLUMNS:
+        if name in table.column_names and name != "logprobs" and _flat(table, name).null_count:
+            raise InputError(f"column `{name}` has a null element", hint="Only logprobs may, where loss_mask is 0")
+    for name in PER_RESPONSE_TOKEN:
+        if name not in table.column_names:
+            continue
+        # A null length on either side compares as null: a list that is null as a whole is allowed.
+        found = pc.list_value_length(table.column(name))
+        if (row := _first(pc.not_equal(found, lengths))) is not None:
+            raise InputError(
+                f"row {row}: `{name}` has {found[row]} elements and response_ids {lengths[row]}",
+                hint="Token lists of a row are null or equally long",
+            )
+    has = pc.and_(pc.is_valid(table.column("logprobs")), pc.is_valid(table.column("loss_mask")))
+    with_logprobs = table.select(["logprobs", "loss_mask"]).filter(has)
+    sampled = pc.not_equal(_flat(with_logprobs, "loss_mask"), 0)
+    if not pc.is_valid(_flat(with_logprobs, "logprobs")).equals(sampled):
+        raise InputError(
+            "`logprobs` is null on a sampled token, or set on an observed one", hint="Null exactly where loss_mask is 0"
+        )
+
+
+def _flat(table: pa.Table, name: str) -> pa.Array:
+    """Return the elements of a list column as one array."""
+    return pa.concat_arrays(
+        [chunk.flatten() for chunk in table.column(name).chunks]
+        or [pa.array([], table.schema.field(name).type.value_type)]
+    )
+
+
+def _first(flags: pa.ChunkedArray) -> int | None:
+    """Return the index of the first true element; null counts as false."""
+    index = pc.index(pc.fill_null(flags, False), pa.scalar(True)).as_py()
+    return None if index < 0 else index
+
+
+def _explain_schema(found: pa.Schema, expected: pa.Schema) -> None:
+    for wanted in expected:
+        index = found.get_field_index(wanted.name)
+        if index < 0:
+            raise InputError(
+                f"column `{wanted.name}` is missing", hint="docs/trajectory.md lists the columns of each stage"
+            )
+        if found.field(index).type != wanted.type:
+            raise InputError(
+                f"column `{wanted.name}` is {found.field(index).type}, not {wanted.type}",
+                hint="docs/trajectory.md lists the types",
+            )
+    for name in found.names:
+        if expected.get_field_index(name) < 0:
+            raise InputError(
+                f"column `{name}` is not known here", hint="docs/trajectory.md lists the columns of each stage"
+            )

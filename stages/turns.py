@@ -1,0 +1,277 @@
+"""The turn loop: one attempt at one task, tokens in and tokens out.
+
+An attempt keeps its tokens from the first prompt on. What is sampled is appended as it
+was sampled, what is observed as the template writes it; nothing is encoded twice. Where a
+template rewrites earlier turns, every turn becomes a row with a prompt of its own. What
+fails inside one attempt, environment or engine, ends that attempt alone.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nanoskyrl.envs.base import Environment, Message, Task
+from nanoskyrl.stages.digests import derive_seed
+from nanoskyrl.stages.engines import Engine, Generation, Request, Sampling, TextEngine, TokenEngine
+from nanoskyrl.stages.metrics import Stopwatch
+from nanoskyrl.stages.trajectory import STOP_REASONS, Trajectory, Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Where an attempt is cut off; lengths are in tokens."""
+
+    max_turns: int
+    max_generate_length: int
+    """Sampled in one turn."""
+    max_input_length: int
+    """Longest prompt of a turn; a longer one ends the attempt before it is sampled from."""
+    max_sequence_length: int
+    """Prompt and response together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """The columns that say whose attempt this is."""
+
+    trajectory_id: str
+    group_id: str
+    sample: int
+    env: str
+    seed: int
+    policy_version: int | None
+    policy_digest: str | None
+
+
+@dataclass(slots=True)
+class _Segment:
+    """One row in the making."""
+
+    prompt_ids: list[int]
+    response_ids: list[int] = dataclasses.field(default_factory=list)
+    loss_mask: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[float] = dataclasses.field(default_factory=list)
+    turns: list[Turn] = dataclasses.field(default_factory=list)
+    messages: list[Message] = dataclasses.field(default_factory=list)
+
+    def append(self, ids: Sequence[int], *, sampled: bool, logprobs: np.ndarray | None = None) -> None:
+        self.response_ids += ids
+        self.loss_mask += [int(sampled)] * len(ids)
+        self.logprobs += [float("nan")] * len(ids) if logprobs is None else logprobs.tolist()
+
+
+class Attempt:
+    """One trajectory while it happens."""
+
+    def __init__(
+        self,
+        task: Task,
+        identity: Identity,
+        environment: Environment,
+        engine: Engine,
+        sampling: Sampling,
+        limits: Limits,
+        *,
+        stepwise: bool,
+    ) -> None:
+        """Pose the task and build the first prompt."""
+        self.task, self.identity, self.environment = task, identity, environment
+        self.engine, self.sampling, self.limits, self.stepwise = engine, sampling, limits, stepwise
+        self.messages: list[Message] = []
+        self.metadata: dict[str, Any] = dict(task.metadata)
+        self.segments: list[_Segment] = []
+        self.turn = 0
+        self.stop_reason: str | None = None
+        self.error: str | None = None
+        self._tools: Sequence[dict[str, Any]] = ()
+        self._episode: Any = None
+        try:
+            self._episode = environment.start()
+            observation = self._episode.reset(task, identity.seed)
+            self.messages = list(observation.messages)
+            self.metadata.update(observation.metadata)
+            self._tools = observation.tools
+            first = engine.renderer.prompt_ids(self.messages, self._tools) if isinstance(engine, TokenEngine) else []
+            self.segments.append(_Segment(first))
+            self._check_input()
+        except Exception as error:  # whatever an environment raises is this attempt's failure and nobody else's
+            self._fail(error)
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing more to sample."""
+        return self.stop_reason is not None
+
+    def request(self) -> Request:
+        """Return what is to be sampled next."""
+        segment = self.segments[-1]
+        length = len(segment.prompt_ids) + len(segment.response_ids)
+        return Request(
+            prompt_ids=[*segment.prompt_ids, *segment.response_ids],
+            seed=derive_seed(self.identity.seed, "turn", self.turn),
+            max_tokens=min(self.limits.max_generate_length, self.limits.max_sequence_length - length),
+        )
+
+    def take(self, generation: Generation) -> None:
+        """Append what was sampled, act on it, and append what was observed."""
+        assert isinstance(self.engine, TokenEngine)
+        if generation.error is not None:
+            self._fail(generation.error)
+            return
+        segment = self.segments[-1]
+        first = len(segment.response_ids)
+        segment.append(generation.token_ids, sampled=True, logprobs=generation.logprobs)
+        words = generation.token_ids[:-1] if generation.finish_reason == "stop" else generation.token_ids
+        action = self.engine.renderer.decode(words)
+        if generation.finish_reason == "stop":
+            self._act(action, first, len(generation.token_ids))
+            return
+        length = len(segment.prompt_ids) + len(segment.response_ids)
+        reason = "max_sequence_length" if length >= self.limits.max_sequence_length else "length"
+        # Cut off in the middle of a word: the environment is not asked to act on half an action.
+        self._record(
+            Turn(action=action, observation="", done=False, first_token=first, token_count=len(generation.token_ids)),
+            [],
+        )
+        self._end(reason)
+
+    def take_text(self, action: str) -> None:
+        """Act on text from an engine without tokens."""
+        self._act(action, None, None)
+
+    def _act(self, action: str, first: int | None, count: int | None) -> None:
+        try:
+            step = self._episode.step(action)
+        except Exception as error:  # as in __init__
+            self._record(Turn(action=action, observation="", done=False, first_token=first, token_count=count), [])
+            self._fail(error)
+            return
+        self.metadata.update(step.metadata)
+        turn = Turn(
+            action=action, observation=step.observation, reward=step.reward, done=step.done,
+            tool_calls=tuple(step.tool_calls), first_token=first, token_count=count,
+        )  # fmt: skip
+        self._record(turn, step.messages)
+        self.turn += 1
+        if step.done:
+            self._end("stop")
+        elif self.turn >= self.limits.max_turns:
+            self._end("max_turns")
+        elif isinstance(self.engine, TokenEngine):
+            self._go_on(step.messages)
+
+    def _go_on(self, observations: Sequence[Message]) -> None:
+        """Make the prompt of the next turn."""
+        assert isinstance(self.engine, TokenEngine)
+        segment, renderer = self.segments[-1], self.engine.renderer
+        if self.stepwise:
+            prompt = renderer.prompt_ids(self.messages, self._tools)
+            if len(prompt) >= self.limits.max_sequence_length:
+                self._end("max_sequence_length")
+                return
+            if len(prompt) > self.limits.max_input_length:
+                self._end("max_input_length")
+                return
+            self.segments.append(_Segment(prompt))
+            return
+        added = renderer.continuation_ids(observations, segment.response_ids[-1])
+        if len(segment.prompt_ids) + len(segment.response_ids) + len(added) >= self.limits.max_sequence_length:
+            self._end("max_sequence_length")
+            return
+        segment.append(added, sampled=False)
+        self._check_input()
+
+    def _check_input(self) -> None:
+        segment = self.segments[-1]
+        length = len(segment.prompt_ids) + len(segment.response_ids)
+        if length > self.limits.max_input_length:
+            self._end("max_input_length")
+        elif length >= self.limits.max_sequence_length:
+            self._end("max_sequence_length")
+
+    def _record(self, turn: Turn, observations: Sequence[Message]) -> None:
+        self.messages.append({"role": "assistant", "content": turn.action})
+        self.segments[-1].turns.append(turn)
+        self.segments[-1].messages = [*self.messages, *observations]
+        self.messages += observations
+
+    def _fail(self, error: Exception | str) -> None:
+        self.error = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        self._end("error")
+
+    def _end(self, reason: str) -> None:
+        self.stop_reason = reason
+        if self._episode is None:
+            return
+        try:
+            self._episode.close()
+        except Exception as error:  # as in __init__
+            if self.error is None:
+                self.error, self.stop_reason = f"{type(error).__name__}: {error}", "error"
+        self._episode = None
+
+    def rows(self) -> list[Trajectory]:
+        """Return the finished attempt: one row, or one for each turn."""
+        assert self.stop_reason is not None
+        segments = self.segments or [_Segment([])]
+        return [self._row(segment, index, index == len(segments) - 1) for index, segment in enumerate(segments)]
+
+    def _row(self, segment: _Segment, index: int, last: bool) -> Trajectory:
+        assert self.stop_reason is not None
+        tokens = isinstance(self.engine, TokenEngine)
+        with_logprobs = tokens and self.sampling.logprobs_mode != "recomputed"
+        decode = self.engine.renderer.decode if isinstance(self.engine, TokenEngine) else None
+        actions = "\n".join(turn.action for turn in segment.turns)
+        return Trajectory(
+            **dataclasses.asdict(self.identity),
+            step_index=index,
+            is_last_step=last,
+            task_id=self.task.task_id,
+            split=self.task.split,
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            top_k=self.sampling.top_k,
+            logprobs_mode=self.sampling.logprobs_mode,
+            prompt_ids=np.array(segment.prompt_ids, np.int32) if tokens else None,
+            response_ids=np.array(segment.response_ids, np.int32) if tokens else None,
+            loss_mask=np.array(segment.loss_mask, np.int8) if tokens else None,
+            logprobs=np.array(segment.logprobs, np.float32) if with_logprobs else None,
+            prompt=decode(segment.prompt_ids)
+            if decode
+            else "\n".join(str(m["content"]) for m in self.messages if m["role"] in ("system", "user")),
+            response=decode(segment.response_ids) if decode else actions,
+            messages=segment.messages or self.messages,
+            turns=segment.turns,
+            status=STOP_REASONS[self.stop_reason],
+            stop_reason=self.stop_reason,
+            error=self.error,
+            trainable=tokens,
+            prompt_tokens=len(segment.prompt_ids),
+            completion_tokens=sum(segment.loss_mask),
+            metadata=self.metadata,
+        )
+
+
+def play(attempts: Sequence[Attempt], engine: Engine, sampling: Sampling, watch: Stopwatch) -> None:
+    """Carry all attempts to their end, turn by turn, in their order.
+
+    Args:
+        attempts: Begun; those that have ended already are left as they are.
+        engine: Samples the turns of all living attempts together.
+        sampling: The same for all.
+        watch: Takes the time of generating and of the environments apart.
+    """
+    while alive := [attempt for attempt in attempts if not attempt.ended]:
+        if isinstance(engine, TextEngine):
+            with watch("env"):
+                for attempt in alive:
+                    attempt.take_text(engine.reply(attempt.environment, attempt.task, attempt.turn))
+            continue
+        with watch("generate"):
+            generations = engine.generate([attempt.request() for attempt in alive], sampling)
+        with watch("env"):
+            for attempt, generation in zip(alive, generations, strict=True):
+                attempt.take(generation)
