@@ -89,7 +89,7 @@ def _task(row: dict[str, Any], place: str, split: str) -> Task:
     if task_id is None:
         task_id = digest_bytes(canonical_json([prompt, truth]).encode())[:16]
     messages: Sequence[Message] = () if isinstance(prompt, str) else _messages(prompt, place)
-    text = prompt if isinstance(prompt, str) else str(messages[-1]["content"])
+    text = str(messages[-1]["content"]) if messages else str(prompt)
     return Task(task_id=str(task_id), split=split, prompt=text, ground_truth=truth, messages=messages)
 
 

@@ -6,6 +6,7 @@ set. Level 1 of addition, two numbers from 0 to 99, is the starter policy's own.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from nanoskyrl.envs.actions import final_answer
 from nanoskyrl.envs.answers import same_answer
@@ -47,6 +48,18 @@ class TextMathConfig:
             )
 
 
+@cache  # a loop asks again at every step
+def generated_tasks(family: str, level: int, split: str, count: int) -> tuple[Task, ...]:
+    """Return up to `count` generated tasks of a split."""
+    return tuple(
+        Task(
+            task_id=f"{family}-{level}-{i:06d}", split=split, prompt=problem.question, ground_truth=problem.answer,
+            metadata={"kind": problem.kind},
+        )
+        for i, problem in enumerate(generate(family, level, split, count))
+    )  # fmt: skip
+
+
 class TextMath:
     """Questions with one short answer."""
 
@@ -60,18 +73,8 @@ class TextMath:
         """Return the tasks of `train` or `test`; a data set serves both, as it was named."""
         if self.config.data is not None:
             return read_tasks(self.config.data, split)
-        family, level = self.config.family, self.config.level
         count = self.config.n_test if split == "test" else self.config.n_train
-        return [
-            Task(
-                task_id=f"{family}-{level}-{i:06d}",
-                split=split,
-                prompt=p.question,
-                ground_truth=p.answer,
-                metadata={"kind": p.kind},
-            )
-            for i, p in enumerate(generate(family, level, split, count))
-        ]
+        return generated_tasks(self.config.family, self.config.level, split, count)
 
     def start(self) -> "TextMathEpisode":
         """Return a fresh episode."""

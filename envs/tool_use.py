@@ -7,6 +7,7 @@ tool says as a `tool` message, and ends with its answer in `<answer>` tags.
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END, final_answer, tool_calls
 from nanoskyrl.envs.answers import same_answer
@@ -56,6 +57,40 @@ class ToolUseConfig:
             )
 
 
+@cache  # a loop asks again at every step
+def products(level: int, split: str, count: int) -> tuple[Task, ...]:
+    """Return up to `count` products of two numbers of level + 1 digits."""
+    rng = random.Random(derive_seed("tool_use", level, split))
+    low, high = 10**level, 10 ** (level + 1)
+    answers: dict[str, str] = {}
+    for _ in range(20 * count):  # level 1 has 8,100 questions in all
+        a, b = rng.randrange(low, high), rng.randrange(low, high)
+        question = f"What is {a} * {b}?"
+        if is_test(question) == (split == "test"):
+            answers[question] = str(a * b)
+        if len(answers) == count:
+            break
+    return _as_tasks(f"calculator-{level}", "calculator", split, answers)
+
+
+@cache
+def facts(split: str, count: int) -> tuple[Task, ...]:
+    """Return up to `count` questions that a passage of the corpus answers."""
+    answers = {
+        p["question"]: p["answer"]
+        for p in passages()
+        if "question" in p and is_test(p["question"]) == (split == "test")
+    }
+    return _as_tasks("search", "search", split, answers)[:count]
+
+
+def _as_tasks(prefix: str, kind: str, split: str, answers: dict[str, str]) -> tuple[Task, ...]:
+    return tuple(
+        Task(task_id=f"{prefix}-{i:06d}", split=split, prompt=question, ground_truth=answer, metadata={"kind": kind})
+        for i, (question, answer) in enumerate(answers.items())
+    )
+
+
 class ToolUse:
     """Questions, tools, and answers that count."""
 
@@ -72,46 +107,9 @@ class ToolUse:
             return read_tasks(self.config.data, split)
         count = self.config.n_test if split == "test" else self.config.n_train
         share = -(-count // len(self.config.kinds))
-        makers = {"calculator": self._products, "search": self._facts}
+        makers = {"calculator": partial(products, self.config.level), "search": facts}
         by_kind = [makers[kind](split, share) for kind in self.config.kinds]
         return [tasks[i] for i in range(share) for tasks in by_kind if i < len(tasks)][:count]
-
-    def _products(self, split: str, count: int) -> list[Task]:
-        level = self.config.level
-        rng = random.Random(derive_seed("tool_use", level, split))
-        low, high = 10**level, 10 ** (level + 1)
-        questions: dict[str, str] = {}
-        for _ in range(20 * count):  # level 1 has 8,100 questions in all
-            a, b = rng.randrange(low, high), rng.randrange(low, high)
-            question = f"What is {a} * {b}?"
-            if is_test(question) == (split == "test"):
-                questions[question] = str(a * b)
-            if len(questions) == count:
-                break
-        return [
-            Task(
-                task_id=f"calculator-{level}-{i:06d}",
-                split=split,
-                prompt=q,
-                ground_truth=answer,
-                metadata={"kind": "calculator"},
-            )
-            for i, (q, answer) in enumerate(questions.items())
-        ]
-
-    def _facts(self, split: str, count: int) -> list[Task]:
-        found = [
-            Task(
-                task_id=f"search-{i:06d}",
-                split=split,
-                prompt=p["question"],
-                ground_truth=p["answer"],
-                metadata={"kind": "search"},
-            )
-            for i, p in enumerate(passages())
-            if "question" in p and is_test(p["question"]) == (split == "test")
-        ]
-        return found[:count]
 
     def start(self) -> "ToolUseEpisode":
         """Return a fresh episode."""

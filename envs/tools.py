@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 
 from nanoskyrl.envs.actions import ParsedCall
 from nanoskyrl.stages.errors import SettingsError, did_you_mean
@@ -41,7 +41,7 @@ class Tool:
         """The tool as `{"type": "function", "function": {name, description, parameters}}`."""
         from pydantic import TypeAdapter
 
-        parameters = TypeAdapter[Any](self.function).json_schema()
+        parameters = TypeAdapter(cast(Any, self.function)).json_schema()
         parameters.pop("title", None)
         parameters.pop("additionalProperties", None)
         for value in parameters["properties"].values():

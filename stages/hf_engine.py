@@ -17,7 +17,7 @@ from nanoskyrl.stages.engines import Generation, Request, Sampling, TokenEngine
 from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.kv_cache import empty_cache, forward, select_rows
 from nanoskyrl.stages.logprobs import sequence_logprobs
-from nanoskyrl.stages.policy import load_model, load_tokenizer, policy_digest, stop_ids
+from nanoskyrl.stages.policy import frame_digest, is_adapter, load_model, load_tokenizer, policy_digest, stop_ids
 from nanoskyrl.stages.rendering import Renderer
 
 COMPACT_BELOW = 0.75
@@ -73,21 +73,39 @@ class HfEngine(TokenEngine):
         self.config = config
         self.device = pick_device(config.device)
         self._model: Any = None
+        self._frame: str | None = None  # digest of all that is not weights
 
     def load(self, policy: Path) -> None:
         """Read the weights, unless they are those already held."""
         digest = policy_digest(policy)
         if digest == self.policy_digest:
             return
-        model = load_model(policy, dtype=pick_dtype(self.config.dtype, self.device), device=self.device)
-        if hasattr(model, "merge_and_unload"):
-            model = model.merge_and_unload()
-        self._model = model.eval().requires_grad_(False)
-        tokenizer = load_tokenizer(policy)
-        self.renderer = Renderer(tokenizer)
-        self.stop_ids = stop_ids(policy, tokenizer, self.renderer.turn_end_id)
-        self.context_length = int(getattr(model.config, "max_position_embeddings", 1 << 20))
+        if not self._take_weights(policy):
+            model = load_model(policy, dtype=pick_dtype(self.config.dtype, self.device), device=self.device)
+            if hasattr(model, "merge_and_unload"):
+                model = model.merge_and_unload()
+            self._model = model.eval().requires_grad_(False)
+            tokenizer = load_tokenizer(policy)
+            self.renderer = Renderer(tokenizer)
+            self.stop_ids = stop_ids(policy, tokenizer, self.renderer.turn_end_id)
+            self.context_length = int(getattr(model.config, "max_position_embeddings", 1 << 20))
+            self._frame = frame_digest(policy)
         self.policy_digest = digest
+
+    def _take_weights(self, policy: Path) -> bool:
+        """Copy weights into the model that is up, if nothing else differs; say whether that was done."""
+        weights = policy / "model.safetensors"
+        if self._model is None or is_adapter(policy) or not weights.is_file() or frame_digest(policy) != self._frame:
+            return False
+        from safetensors.torch import load_file
+
+        held, found = dict(self._model.named_parameters()), load_file(weights)
+        # Names that do not match one to one mean that loading converts them: leave that to transformers.
+        if held.keys() != found.keys() or any(held[name].shape != value.shape for name, value in found.items()):
+            return False
+        for name, value in found.items():
+            held[name].copy_(value)
+        return True
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Generation]:
         """Return one generation for each request, batch by batch in their order."""

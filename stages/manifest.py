@@ -23,12 +23,12 @@ import pyarrow as pa
 from nanoskyrl.stages.digests import canonical_json, digest_bytes, digest_file, digest_json
 from nanoskyrl.stages.errors import ConflictError, InputError, OutputError
 from nanoskyrl.stages.shards import part_name, read_part, write_part
-from nanoskyrl.stages.storage import TEMPORARY, is_local, make_directory, remove_tree, write_whole
+from nanoskyrl.stages.storage import TEMPORARY, is_local, make_directory, remove_tree, sync_directory, write_whole
 from nanoskyrl.stages.trajectory import SCHEMA_VERSION
 
 MANIFEST, STARTED = "manifest.json", "started.json"
-FOLDERS = ("policy", "state")
-"""Folders a stage may write beside its parts."""
+FOLDERS, SUMMARY = ("policy", "state"), "summary.json"
+"""What a stage may write beside its parts."""
 PACKAGES = ("torch", "transformers", "tokenizers", "peft", "accelerate", "pyarrow", "numpy")
 
 
@@ -69,7 +69,7 @@ class Manifest:
     rows_in: int
     rows_out: int
     dropped: dict[str, int]
-    """Rows left out or not kept, by reason."""
+    """Rows left out, not kept, failed or not judged, by reason."""
     files: dict[str, str] = field(default_factory=dict)
     """Digests of everything that is not a part, such as `policy/model.safetensors`."""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -79,6 +79,11 @@ class Manifest:
     def digest(self) -> str:
         """The digest of the manifest's bytes: what children record of their parents."""
         return digest_bytes(self.to_bytes())
+
+    @property
+    def fell_short(self) -> int:
+        """Rows that should have come to something and did not: failed attempts, and verdicts that could not be had."""
+        return 0 if self.stage == "advantage" else sum(n for reason, n in self.dropped.items() if reason != "skipped")
 
     def to_bytes(self) -> bytes:
         """Return the file's contents."""
@@ -183,13 +188,18 @@ def first_difference(ours: Any, theirs: Any, name: str = "") -> tuple[str, Any, 
     return None if canonical_json(ours) == canonical_json(theirs) else (name, ours, theirs)
 
 
+Count = Callable[[pa.Table], Mapping[str, int]]
+
+
 class Output:
     """A stage's directory while it is written. Made by `open_output`."""
 
-    def __init__(self, directory: Path, head: Head) -> None:
+    def __init__(self, directory: Path, head: Head, dropped: Count | None) -> None:
         """Use `open_output`."""
         self.directory = directory
         self.head = head
+        self._dropped = dropped
+        self._written: dict[int, tuple[Part, Mapping[str, int]]] = {}
         self.manifest: Manifest | None = None
         """Set when the directory is finished."""
 
@@ -204,30 +214,28 @@ class Output:
 
     def write_part(self, index: int, table: pa.Table) -> None:
         """Put a part in place."""
-        write_part(self.directory / part_name(index), table)
+        path = self.directory / part_name(index)
+        write_part(path, table)
+        self._written[index] = self._describe(path, table)
 
-    def finish(
-        self,
-        *,
-        rows_in: int,
-        dropped: Callable[[pa.Table], Mapping[str, int]] | None = None,
-        facts: Mapping[str, Any] | None = None,
-    ) -> Manifest:
+    def _describe(self, path: Path, table: pa.Table) -> tuple[Part, Mapping[str, int]]:
+        """Return what the manifest says of a part."""
+        return Part(path.name, table.num_rows, digest_file(path)), self._dropped(table) if self._dropped else {}
+
+    def finish(self, *, rows_in: int, facts: Mapping[str, Any] | None = None) -> Manifest:
         """Close the directory with its manifest.
 
         Args:
             rows_in: Rows, or trajectories, that were to be worked on.
-            dropped: Counts the rows of one part that were left out or not kept, by reason. Counting
-                from the parts, not in memory, makes a resumed run agree with an unbroken one.
             facts: What a later stage needs to know.
         """
-        parts, counts, rows_out = [], {}, 0
+        parts, counts = [], {}
         index = 0
         while (path := self.directory / part_name(index)).is_file():
-            table = read_part(path)
-            parts.append(Part(path.name, table.num_rows, digest_file(path)))
-            rows_out += table.num_rows
-            for reason, count in (dropped(table) if dropped else {}).items():
+            # A part of an interrupted run is read again, so that the manifest is that of an unbroken one.
+            part, dropped = self._written[index] if index in self._written else self._describe(path, read_part(path))
+            parts.append(part)
+            for reason, count in dropped.items():
                 counts[reason] = counts.get(reason, 0) + count
             index += 1
         self.manifest = Manifest(
@@ -237,19 +245,22 @@ class Output:
             packages=_packages(),
             parts=tuple(parts),
             rows_in=rows_in,
-            rows_out=rows_out,
+            rows_out=sum(part.rows for part in parts),
             dropped=dict(sorted(counts.items())),
             files=folder_digests(self.directory),
             facts=dict(facts or {}),
         )
+        # The names of the parts reach the disk before the name of the manifest does.
+        sync_directory(self.directory)
         write_whole(self.directory / MANIFEST, self.manifest.to_bytes())
         (self.directory / STARTED).unlink(missing_ok=True)
+        sync_directory(self.directory)
         return self.manifest
 
 
 def folder_digests(directory: Path) -> dict[str, str]:
-    """Return the digest of every file in the folders a stage writes beside its parts."""
-    found = {}
+    """Return the digest of every file that a stage wrote beside its parts."""
+    found = {SUMMARY: digest_file(directory / SUMMARY)} if (directory / SUMMARY).is_file() else {}
     for folder in FOLDERS:
         if (directory / folder).is_dir():
             for path in sorted((directory / folder).iterdir()):
@@ -258,7 +269,9 @@ def folder_digests(directory: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def open_output(directory: Path, head: Head, *, force: bool = False, keep_parts: bool = True) -> Iterator[Output]:
+def open_output(
+    directory: Path, head: Head, *, force: bool = False, keep_parts: bool = True, dropped: Count | None = None
+) -> Iterator[Output]:
     """Open a stage's output: new, to be gone on with, or up to date.
 
     Args:
@@ -266,12 +279,13 @@ def open_output(directory: Path, head: Head, *, force: bool = False, keep_parts:
         head: What it is about to do.
         force: Replace what another stage run left there.
         keep_parts: False for a stage that is all or nothing.
+        dropped: Counts the rows of a part that were left out, not kept, failed or not judged, by reason.
 
     Raises:
         ConflictError: finished or begun under another head; names the first difference.
         OutputError: it cannot be written, holds foreign files, or another process is writing it.
     """
-    output = Output(directory, head)
+    output = Output(directory, head, dropped)
     if is_finished(directory) and not force:
         manifest = read_manifest(directory)
         _refuse_difference(directory, head, dataclasses.asdict(manifest), "finished")
@@ -293,7 +307,7 @@ def open_output(directory: Path, head: Head, *, force: bool = False, keep_parts:
                 f"`{directory}` holds parts of no stage", hint="Name an empty directory, or use `--force`"
             )
         for path in directory.glob(f"*{TEMPORARY}"):
-            path.unlink()
+            _remove(path)
         write_whole(directory / STARTED, json.dumps(started, indent=2, sort_keys=True).encode())
         yield output
 
@@ -319,7 +333,7 @@ def _short(value: Any) -> str:
 def _check_ours(directory: Path) -> bool:
     """Return whether the directory holds files that a stage writes; refuse others."""
     names = [path.name for path in directory.iterdir()]
-    known = {MANIFEST, STARTED, "summary.json", *FOLDERS}
+    known = {MANIFEST, STARTED, SUMMARY, *FOLDERS}
     for name in names:
         if name not in known and not name.startswith("part-") and not name.endswith(TEMPORARY):
             raise OutputError(
@@ -331,10 +345,14 @@ def _check_ours(directory: Path) -> bool:
 def _clear(directory: Path) -> None:
     (directory / MANIFEST).unlink(missing_ok=True)  # first: a crash here must not leave it over other parts
     for path in directory.iterdir():
-        if path.is_dir():
-            remove_tree(path)
-        else:
-            path.unlink()
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        remove_tree(path)
+    else:
+        path.unlink()
 
 
 @contextlib.contextmanager

@@ -73,14 +73,20 @@ def finite(values: Mapping[str, Value]) -> dict[str, Value]:
     }
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return all lines; one torn by a crash is left out."""
+def read_metrics(path: Path, *, tail_bytes: int | None = None) -> list[dict[str, Any]]:
+    """Return all lines, or those in the last bytes of the file; one torn by a crash is left out."""
     if not path.is_file():
         return []
+    with path.open("rb") as file:
+        if tail_bytes is not None:
+            file.seek(max(0, path.stat().st_size - tail_bytes))
+        data = file.read()
     lines = []
-    for line in path.read_bytes().split(b"\n"):
+    for line in data.split(b"\n"):
         with contextlib.suppress(ValueError):
-            lines.append(json.loads(line))
+            value = json.loads(line)
+            if isinstance(value, dict):
+                lines.append(value)
     return lines
 
 

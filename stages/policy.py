@@ -41,6 +41,8 @@ class PolicyInfo:
     """Digest of the policy that training started from; None for a policy that came from outside."""
     base: str | None = None
     """Digest of the model that an adapter belongs to."""
+    source: str | None = None
+    """The name under which the first policy was asked for, such as a hub id."""
     canary_ids: list[int] = field(default_factory=list)
     """Tokens of one trained sequence."""
     canary_logprobs: list[float] = field(default_factory=list)
@@ -107,15 +109,34 @@ def policy_files(path: Path) -> list[Path]:
 
 def policy_digest(path: Path) -> str:
     """Return the digest of a policy's weights, config and tokenizer."""
-    files = {file.name: _digest_of(file, file.stat().st_size, file.stat().st_mtime_ns) for file in policy_files(path)}
+    files = {file.name: cached_digest(file) for file in policy_files(path)}
     if is_adapter(path):
         files["base"] = read_info(path).base or ""
     return digest_json(files)
 
 
+def _is_weights(file: Path) -> bool:
+    return file.suffix in (".safetensors", ".bin")
+
+
+def weights_digest(path: Path) -> str:
+    """Return the digest of the weights alone: two policies with the same answer alike."""
+    return digest_json({file.name: cached_digest(file) for file in policy_files(path) if _is_weights(file)})
+
+
+def frame_digest(path: Path) -> str:
+    """Return the digest of everything but the weights: config, tokenizer, chat template."""
+    return digest_json({file.name: cached_digest(file) for file in policy_files(path) if not _is_weights(file)})
+
+
+def cached_digest(file: Path) -> str:
+    """Return a file's digest; it is hashed once while its size and time of change stay as they are."""
+    found = file.stat()
+    return _digest_of(file, found.st_size, found.st_mtime_ns, found.st_ino)
+
+
 @lru_cache(maxsize=1024)
-def _digest_of(path: Path, size: int, changed: int) -> str:
-    """Hash a file once while its size and time of change stay as they are."""
+def _digest_of(path: Path, size: int, changed: int, inode: int) -> str:
     return digest_file(path)
 
 
@@ -137,12 +158,21 @@ def write_info(path: Path, info: PolicyInfo) -> None:
     write_whole(path / POLICY_JSON, (json.dumps(asdict(info), sort_keys=True) + "\n").encode())
 
 
-def publish(source: Path, target: Path) -> str:
+def publish(source: Path, target: Path, *, name: str | None = None) -> str:
     """Give a policy its place as `policies/N`, by hard links where possible, and return its digest.
+
+    Args:
+        source: The policy's directory.
+        target: Its place.
+        name: What the user called it, for a policy from outside the run.
 
     Raises:
         OutputError: another policy already has this place.
     """
+    if name is not None and is_adapter(source):
+        raise InputError(
+            f"`{source}` is an adapter", hint="A run begins with a whole model: merge the adapter into its base first"
+        )
     digest = policy_digest(source)
     if target.is_dir():
         if policy_digest(target) != digest:
@@ -154,9 +184,9 @@ def publish(source: Path, target: Path) -> str:
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         for file in policy_files(source):
-            # The starter and hub caches may change under us; what training wrote does not.
-            (link_or_copy if (source / POLICY_JSON).is_file() else shutil.copyfile)(file, scratch / file.name)
-        write_info(scratch, read_info(source))
+            # A directory from outside may change under us; what training wrote does not.
+            (link_or_copy if name is None else shutil.copyfile)(file, scratch / file.name)
+        write_info(scratch, read_info(source) if name is None else PolicyInfo(source=name))
         scratch.chmod(0o755)
         sync_directory(scratch)
         scratch.rename(target)

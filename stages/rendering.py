@@ -28,6 +28,7 @@ TOOLS_PROMPT = """You may call these tools:
 </tools>
 To call one, write <tool_call>{{"tool": NAME, "args": {{...}}}}</tool_call>"""
 
+PROMPTS_KEPT = 1024
 _PROBE_REASONING = "<think>r</think>a"
 
 
@@ -38,6 +39,7 @@ class Renderer:
         """Keep the tokenizer; nothing is rendered yet."""
         self.tokenizer = tokenizer
         self.template = tokenizer.chat_template or PLAIN_TEMPLATE
+        self._prompts: dict[str, list[int]] = {}  # siblings of a group begin alike
 
     @cached_property
     def renders_tools(self) -> bool:
@@ -65,7 +67,12 @@ class Renderer:
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Return the tokens of `prompt`."""
-        return self.encode(self.prompt(messages, tools))
+        key = json.dumps([list(messages), list(tools)])
+        if key not in self._prompts:
+            if len(self._prompts) >= PROMPTS_KEPT:
+                self._prompts.clear()
+            self._prompts[key] = self.encode(self.prompt(messages, tools))
+        return list(self._prompts[key])
 
     def prepare(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[Message]:
         """Return the messages as this template can show them: tools and tool messages spelt out where it cannot."""

@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 
 from nanoskyrl.envs.base import Environment, Task
 from nanoskyrl.stages.config import plugin_config, to_plain
-from nanoskyrl.stages.digests import derive_seed, digest_json
+from nanoskyrl.stages.digests import canonical_json, derive_seed, digest_bytes
 from nanoskyrl.stages.engines import Engine, Sampling, TokenEngine, make_engine
 from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.manifest import Head, Manifest, open_output
@@ -75,7 +76,7 @@ class RolloutConfig:
     """Prompt and response together in tokens; None: the model's context."""
     trajectory_mode: str = "auto"
     """whole (a row an attempt), step (a row a turn), or auto: whole unless the chat template rewrites earlier turns."""
-    rows_per_part: int = 256
+    rows_per_part: int = 512
     """Trajectories in a part, rounded up to whole groups."""
 
     def __post_init__(self) -> None:
@@ -157,10 +158,17 @@ def choose_tasks(tasks: Sequence[Task], config: RolloutConfig) -> list[Task]:
             hint="Lower it, or give more tasks",
         )
     # One permutation, gone through again and again: a batch never holds a task twice.
-    order = list(range(len(tasks)))
-    random.Random(derive_seed(config.seed, "tasks", config.env, config.split)).shuffle(order)
+    order = permutation(len(tasks), config.seed, config.env, config.split)
     start = config.step * count
     return [tasks[order[(start + i) % len(order)]] for i in range(count)]
+
+
+@cache
+def permutation(count: int, seed: int, env: str, split: str) -> list[int]:
+    """Return the order in which a run goes through so many tasks."""
+    order = list(range(count))
+    random.Random(derive_seed(seed, "tasks", env, split)).shuffle(order)
+    return order
 
 
 def rollout(
@@ -190,7 +198,7 @@ def rollout(
     settings = settings or {}
     watch = Stopwatch()
     plan = prepare(policy, config, settings)
-    with open_output(output, plan.head, force=force) as out:
+    with open_output(output, plan.head, force=force, dropped=failed) as out:
         if out.manifest is not None:
             return out.manifest
         groups_per_part = -(-config.rows_per_part // config.n_samples_per_prompt)
@@ -207,8 +215,14 @@ def rollout(
                 out.write_part(part, to_table(rows))
         with watch("write"):
             manifest = out.finish(rows_in=len(plan.tasks) * config.n_samples_per_prompt)
-    log.write("rollout", {**summary(read_parts(output, manifest)), **watch.timings()})
+    log.write("rollout", {**summary(read_parts(output, manifest, SUMMARY_COLUMNS)), **watch.timings()})
     return manifest
+
+
+def failed(table: pa.Table) -> dict[str, int]:
+    """Return how many rows failed, if any."""
+    count = sum(status == "failed" for status in table.column("status").to_pylist())
+    return {"failed": count} if count else {}
 
 
 def _needed(policy: Path | None, config: RolloutConfig) -> Path:
@@ -248,17 +262,22 @@ def run_groups(
 def _identities(plan: Plan, task: Task, policy: Path | None) -> Iterator[Identity]:
     config = plan.config
     sampling_round = 0  # dynamic sampling attempts a task in several
-    group = [config.seed, config.step, config.env, config.split, task.task_id, sampling_round]
+    whose = canonical_json([config.seed, config.step, config.env, config.split, task.task_id, sampling_round])
+    group_id = digest_bytes(f"group {whose}".encode())[:16]
     for sample in range(config.n_samples_per_prompt):
+        trajectory = digest_bytes(f"trajectory {whose} {sample}".encode())
         yield Identity(
-            trajectory_id=digest_json([*group, sample])[:32],
-            group_id=digest_json(["group", *group])[:16],
+            trajectory_id=trajectory[:32],
+            group_id=group_id,
             sample=sample,
             env=config.env,
-            seed=derive_seed(*group, sample),
+            seed=int(trajectory[32:48], 16) >> 1,
             policy_version=version_of(policy) if policy else None,
             policy_digest=plan.head.policy,
         )
+
+
+SUMMARY_COLUMNS = ("stop_reason", "completion_tokens", "turns")
 
 
 def summary(tables: Iterator[pa.Table]) -> dict[str, Value]:

@@ -59,10 +59,6 @@ class Run:
         """Return the directory of a published policy."""
         return self.root / "policies" / f"{version:08d}"
 
-    def evaluation(self, version: int, name: str) -> Path:
-        """Return where an evaluation of a policy lies."""
-        return self.root / "evals" / f"{version:08d}" / name
-
     @property
     def metrics(self) -> Path:
         """Where numbers are appended."""

@@ -79,7 +79,7 @@ def score(
         inputs={"rollout": source.digest},
         policy=source.policy,
     )
-    with open_output(output, head, force=force) as out:
+    with open_output(output, head, force=force, dropped=unjudged) as out:
         if out.manifest is not None:
             return out.manifest
         for index, part in enumerate(source.parts):
@@ -92,8 +92,13 @@ def score(
             with watch("write"):
                 out.write_part(index, scored)
         manifest = out.finish(rows_in=source.rows_out)
-    log.write("score", {**summary(read_parts(output, manifest)), **watch.timings()})
+    log.write("score", {**summary(read_parts(output, manifest, SUMMARY_COLUMNS)), **watch.timings()})
     return manifest
+
+
+def unjudged(table: pa.Table) -> dict[str, int]:
+    """Return how many rows have no verdict, by score_status."""
+    return dict(Counter(status for status in table.column("score_status").to_pylist() if status != "scored"))
 
 
 def _env_of(source: Manifest) -> str:
@@ -177,7 +182,9 @@ def _judge_one(steps: list[Trajectory], scorer: Scorer) -> tuple[Score, str]:
     last = steps[-1]
     if last.status == "failed":
         return Score(reward=None), "skipped"
-    whole = dataclasses.replace(last, turns=[turn for step in steps for turn in step.turns])
+    whole = (
+        last if len(steps) == 1 else dataclasses.replace(last, turns=[turn for step in steps for turn in step.turns])
+    )
     try:
         verdict = scorer(whole)
     except Exception as error:  # a reward function's failure is its row's, not the stage's, and no verdict
@@ -185,6 +192,9 @@ def _judge_one(steps: list[Trajectory], scorer: Scorer) -> tuple[Score, str]:
     if verdict.reward is not None and verdict.reward != verdict.reward:
         return Score(reward=None, parts={"error: the reward is not a number": None}), "verifier_error"
     return verdict, "scored" if verdict.reward is not None else "verifier_error"
+
+
+SUMMARY_COLUMNS = ("is_last_step", "score_status", "sample", "env", "reward", "success", "group_id")
 
 
 def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:

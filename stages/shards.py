@@ -5,8 +5,7 @@ floats, whose bytes compress better apart. A part is read only if its digest is 
 one in the manifest.
 """
 
-import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,12 +62,13 @@ def write_part(path: Path, table: pa.Table) -> None:
         )
 
 
-def read_part(path: Path, digest: str | None = None) -> pa.Table:
+def read_part(path: Path, digest: str | None = None, columns: Sequence[str] | None = None) -> pa.Table:
     """Return the table of one part.
 
     Args:
         path: The file.
         digest: What its bytes must hash to; None skips the check.
+        columns: Which to read; None reads all.
 
     Raises:
         InputError: the file is missing, its bytes differ from the digest, it is not Parquet,
@@ -84,7 +84,7 @@ def read_part(path: Path, digest: str | None = None) -> pa.Table:
             hint="Run the stage that writes it again, with `--force`",
         )
     try:
-        table = pq.read_table(io.BytesIO(data))
+        table = pq.read_table(pa.BufferReader(data), columns=list(columns) if columns is not None else None)
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(
             f"`{path}` is not a readable Parquet file: {error}", hint="Run the stage that writes it again"
@@ -98,7 +98,7 @@ def read_part(path: Path, digest: str | None = None) -> pa.Table:
     return table
 
 
-def read_parts(directory: Path, manifest: "Manifest") -> Iterator[pa.Table]:
+def read_parts(directory: Path, manifest: "Manifest", columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """Yield the table of each part, in order, each checked against its digest."""
     for part in manifest.parts:
-        yield read_part(directory / part.name, part.digest)
+        yield read_part(directory / part.name, part.digest, columns)

@@ -52,7 +52,6 @@ def whole_file(path: Path) -> Iterator[IO[Any]]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        sync_directory(path.parent)
     except OSError as error:
         raise OutputError(
             f"cannot write `{path}`: {error.strerror or error}", hint="Check free space and permissions"
@@ -60,12 +59,22 @@ def whole_file(path: Path) -> Iterator[IO[Any]]:
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames inside a directory survive a power cut."""
+    """Make renames inside a local directory survive a power cut."""
+    if not is_local(path):
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_tree(path: Path) -> None:
+    """Bring every file of a local directory to the disk."""
+    for file in path.iterdir():
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+    sync_directory(path)
 
 
 def write_whole(path: Path, data: bytes) -> None:

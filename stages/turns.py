@@ -46,6 +46,9 @@ class Identity:
     policy_digest: str | None
 
 
+IDENTITY = tuple(f.name for f in dataclasses.fields(Identity))
+
+
 @dataclass(slots=True)
 class _Segment:
     """One row in the making."""
@@ -226,7 +229,7 @@ class Attempt:
         decode = self.engine.renderer.decode if isinstance(self.engine, TokenEngine) else None
         actions = "\n".join(turn.action for turn in segment.turns)
         return Trajectory(
-            **dataclasses.asdict(self.identity),
+            **{name: getattr(self.identity, name) for name in IDENTITY},
             step_index=index,
             is_last_step=last,
             task_id=self.task.task_id,

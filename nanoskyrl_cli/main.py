@@ -1,0 +1,80 @@
+"""The command `skyrl`: one subcommand a stage, and the tools to look at what they wrote.
+
+Nothing imported here, or by the modules of single commands, loads torch or transformers:
+`skyrl --help` answers at once.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import typer
+
+from nanoskyrl.stages.errors import EXIT_INTERRUPTED, NanoskyrlError
+from nanoskyrl_cli import advantage, doctor, eval, init, loop, plan, rollout, score, show, sync, train, verify
+from nanoskyrl_cli import list as list_command
+
+app = typer.Typer(
+    name="skyrl",
+    help="Agentic reinforcement learning of language models, one Parquet stage at a time.",
+    epilog="First steps: skyrl rollout, skyrl score, skyrl advantage, skyrl train, skyrl sync. Or all of it: skyrl loop.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
+)
+
+STAGES, LOOK, SETUP = "Stages", "Looking", "Setting up"
+for panel, command, name in (
+    (STAGES, rollout.rollout, "rollout"),
+    (STAGES, score.score, "score"),
+    (STAGES, advantage.advantage, "advantage"),
+    (STAGES, train.train, "train"),
+    (STAGES, sync.sync, "sync"),
+    (STAGES, eval.evaluate, "eval"),
+    (STAGES, loop.loop, "loop"),
+    (LOOK, show.show, "show"),
+    (LOOK, verify.verify, "verify"),
+    (SETUP, init.init, "init"),
+    (SETUP, list_command.list_names, "list"),
+    (SETUP, plan.plan, "plan"),
+    (SETUP, doctor.doctor, "doctor"),
+):
+    app.command(name, rich_help_panel=panel)(command)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; errors that a user can mend are printed, not raised."""
+    try:
+        code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except NanoskyrlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        if error.hint:
+            print(f"\nhint: {error.hint}", file=sys.stderr)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except typer.Exit as done:
+        return done.exit_code
+    except Exception as error:
+        if hasattr(error, "format_message"):  # what typer raises for wrong usage
+            return _usage_error(error)
+        raise
+
+
+def _usage_error(error: Exception) -> int:
+    """Print a usage error as ours are printed."""
+    message = error.format_message()  # type: ignore[attr-defined]
+    print(f"error: {message[:1].lower() + message[1:].rstrip('.')}", file=sys.stderr)
+    context = getattr(error, "ctx", None)
+    if context is not None:
+        print(f"\nhint: `{context.command_path} --help` shows what it takes", file=sys.stderr)
+    return getattr(error, "exit_code", 2)
+
+
+def main() -> NoReturn:
+    """Entry point of the command `skyrl`."""
+    sys.exit(run())

@@ -1,0 +1,63 @@
+"""`skyrl rollout`."""
+
+from typing import Annotated
+
+import typer
+
+from nanoskyrl_cli.options import (
+    ConfigOption,
+    ForceOption,
+    JsonOption,
+    OutOption,
+    PolicyOption,
+    RunOption,
+    SeedOption,
+    SetOption,
+    finish,
+    open_session,
+    path,
+)
+
+
+def rollout(
+    env: Annotated[str | None, typer.Option(help="Environment: text_math, tool_use, ...", show_default=False)] = None,
+    policy: PolicyOption = None,
+    engine: Annotated[str | None, typer.Option(help="hf or scripted.", show_default=False)] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="Task ids, separated by commas, in place of the next of the run.", show_default=False),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="JSONL or Parquet file of prompts and ground truths.", show_default=False)
+    ] = None,
+    train_batch_size: Annotated[int | None, typer.Option(help="Prompts in the step.", show_default=False)] = None,
+    n_samples_per_prompt: Annotated[int | None, typer.Option(help="Attempts at each.", show_default=False)] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.", show_default=False)] = None,
+    max_turns: Annotated[int | None, typer.Option(help="Turns of an attempt.", show_default=False)] = None,
+    max_generate_length: Annotated[int | None, typer.Option(help="Tokens of a turn.", show_default=False)] = None,
+    seed: SeedOption = None,
+    lag: Annotated[
+        int | None, typer.Option(help="Sample from the policy of so many steps ago.", show_default=False)
+    ] = None,
+    run: RunOption = None,
+    out: OutOption = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Attempt tasks with a policy and write every token down.
+
+    Example: skyrl rollout --env tool_use
+    """
+    flags = {
+        "run": {"policy": policy, "seed": seed, "lag": lag},
+        "rollout": {
+            "env": env, "engine": engine, "tasks": tasks.split(",") if tasks else None, "train_batch_size": train_batch_size,
+            "n_samples_per_prompt": n_samples_per_prompt, "temperature": temperature, "max_turns": max_turns,
+            "max_generate_length": max_generate_length,
+        },
+    }  # fmt: skip
+    session = open_session(run, config, assignments, flags, data=data)
+    manifest, output = session.rollout(output=path(out), force=force)
+    finish(manifest, output, f"{manifest.rows_out} trajectories", "score", session, as_json)

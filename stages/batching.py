@@ -1,0 +1,124 @@
+"""From Arrow rows to padded tensors: micro-batches bounded by a budget of tokens.
+
+Token position t of a row's tensors speaks of token t + 1 of its sequence, the one that
+the model foretells there; prompts and observed tokens are masked out.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from nanoskyrl.stages.trajectory import row_arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Rows of the trajectory table as arrays; None where the column is null or not there."""
+
+    prompt_ids: list[np.ndarray]
+    response_ids: list[np.ndarray]
+    loss_mask: list[np.ndarray]
+    logprobs: list[np.ndarray | None]
+    old_logprobs: list[np.ndarray | None]
+    advantages: list[np.ndarray | None]
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each row, prompt and response."""
+        return [len(p) + len(r) for p, r in zip(self.prompt_ids, self.response_ids, strict=True)]
+
+    @property
+    def trained_tokens(self) -> list[int]:
+        """Sampled tokens of each row."""
+        return [int((mask != 0).sum()) for mask in self.loss_mask]
+
+
+def read_sequences(table: pa.Table) -> Sequences:
+    """Return the token columns of trainable rows."""
+
+    def column(name: str) -> list[np.ndarray | None]:
+        return row_arrays(table.column(name)) if name in table.column_names else [None] * table.num_rows
+
+    def filled(name: str) -> list[np.ndarray]:
+        return [np.zeros(0, np.int32) if row is None else row for row in column(name)]
+
+    return Sequences(
+        filled("prompt_ids"),
+        filled("response_ids"),
+        filled("loss_mask"),
+        column("logprobs"),
+        column("old_logprobs"),
+        column("advantages"),
+    )
+
+
+def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Split rows into batches of at most `max_tokens` tokens, padding counted; a longer row goes alone.
+
+    Rows of like length go together, so little is padding.
+    """
+    batches: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):
+        # Sorted upwards, so the newest row is the widest.
+        if batches and (len(batches[-1]) + 1) * lengths[row] <= max_tokens:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return batches
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Padded tensors of some rows; [B, T-1] speak of tokens 1..T-1."""
+
+    rows: list[int]
+    ids: Tensor
+    """[B, T] int64, padded on the right with 0."""
+    attention_mask: Tensor
+    """[B, T] 1 for real tokens."""
+    loss_mask: Tensor
+    """[B, T-1] float32, 1 on sampled tokens."""
+    logprobs: Tensor
+    """[B, T-1] float32 nats under the sampling policy; 0 elsewhere."""
+    old_logprobs: Tensor
+    """[B, T-1] float32 nats under the old policy: its own column, or the sampling policy's where that is absent."""
+    advantages: Tensor
+    """[B, T-1] float32"""
+
+
+def collate(sequences: Sequences, rows: list[int], device: str) -> MicroBatch:
+    """Return the tensors of these rows."""
+    lengths = [len(sequences.prompt_ids[row]) + len(sequences.response_ids[row]) for row in rows]
+    shape = (len(rows), max(lengths))
+    ids, attention = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    per_token = np.zeros((4, *shape), np.float32)
+    for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        start = len(sequences.prompt_ids[row])
+        ids[index, :start] = sequences.prompt_ids[row]
+        ids[index, start:length] = sequences.response_ids[row]
+        attention[index, :length] = 1
+        sampled = sequences.loss_mask[row] != 0
+        logprobs = sequences.logprobs[row]
+        old = sequences.old_logprobs[row]
+        for place, values in enumerate(
+            (sampled, logprobs, logprobs if old is None else old, sequences.advantages[row])
+        ):
+            if values is not None:
+                # What stands on observed tokens, NaN in logprobs, never gets into a tensor.
+                per_token[place, index, start:length] = np.where(sampled, values, 0)
+    tensors = torch.from_numpy(per_token[:, :, 1:]).to(device)
+    return MicroBatch(rows, torch.from_numpy(ids).to(device), torch.from_numpy(attention).to(device), *tensors)
+
+
+def collate_all(sequences: Sequences, rows: Sequence[int], max_tokens: int, device: str) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of these rows."""
+    lengths = sequences.lengths
+    for batch in micro_batches([lengths[row] for row in rows], max_tokens):
+        yield collate(sequences, [rows[index] for index in batch], device)

@@ -1,0 +1,296 @@
+"""A policy that learns: model, optimizer and schedule, through accelerate.
+
+A learner can stay up from step to step: `load` does nothing if it already holds the
+policy and state asked for, so a live learner and a fresh one end with the same bytes.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all
+from nanoskyrl.stages.digests import digest_json
+from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.hf_engine import pick_device, pick_dtype
+from nanoskyrl.stages.logprobs import TokenStatistics, sequence_logprobs
+from nanoskyrl.stages.policy import (
+    PolicyInfo,
+    cached_digest,
+    is_adapter,
+    load_model,
+    policy_digest,
+    policy_files,
+    read_info,
+    write_info,
+)
+from nanoskyrl.stages.storage import TEMPORARY, make_directory, sync_tree
+
+FULL_BELOW = 50_000_000
+"""Parameters under which the whole model is trained unless told otherwise."""
+DEFAULT_LORA_RANK = 32
+DEFAULT_LR = {"full_small": 2e-4, "full": 1e-6, "lora": 1e-4}
+STATE_FILE = "optimizer.pt"
+CANARY_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """What the optimizer and the adapters are made with."""
+
+    lr: float | None = None
+    """None: 2e-4 for a whole model under 50 M parameters, 1e-6 for a larger one, 1e-4 for LoRA."""
+    lr_scheduler: str = "constant_with_warmup"
+    """A schedule of transformers: constant_with_warmup, linear, cosine, ..."""
+    lr_warmup_steps: int = 0
+    """Optimizer steps over which the rate rises from 0."""
+    lr_decay_steps: int | None = None
+    """Optimizer steps after which a falling schedule has fallen; needed by linear and cosine."""
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+    lora_rank: int | None = None
+    """0 trains the whole model; None: 0 under 50 M parameters, else 32."""
+    lora_alpha: int = 64
+    dtype: str = "auto"
+    """float32, bfloat16 or auto: bfloat16 on a GPU, float32 elsewhere."""
+    device: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one optimizer step did."""
+
+    grad_norm: float
+    lr: float
+    skipped: bool
+    """The gradients were not finite, so the weights stayed as they were."""
+
+
+class Learner:
+    """A model with its optimizer."""
+
+    def __init__(self, config: OptimizerConfig = OptimizerConfig()) -> None:
+        """Hold nothing until `load`."""
+        self.config = config
+        self.device = pick_device(config.device)
+        self.model: Any = None
+        self.policy_digest: str | None = None
+        self._state_digest: str | None = None
+        self._policy: Path | None = None
+        self._optimizer: Any = None
+        self._scheduler: Any = None
+        self._accelerator: Any = None
+        self.lora_rank = 0
+
+    @property
+    def lr(self) -> float:
+        """The peak learning rate in force."""
+        if self.config.lr is not None:
+            return self.config.lr
+        if self.lora_rank:
+            return DEFAULT_LR["lora"]
+        return DEFAULT_LR["full_small" if self._parameters() < FULL_BELOW else "full"]
+
+    def _parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+    def load(self, policy: Path, state: Path | None = None, *, seed: int = 0) -> None:
+        """Take a policy, and the optimizer's state that goes with it, unless they are held already.
+
+        Args:
+            policy: Where training starts from.
+            state: The `state/` of the train that made it; None starts the optimizer afresh.
+            seed: Of the random weights of new adapters.
+        """
+        digest, state_digest = policy_digest(policy), _state_digest(state)
+        if (digest, state_digest) == (self.policy_digest, self._state_digest):
+            self._policy = policy
+            return
+        model = load_model(policy, dtype=pick_dtype(self.config.dtype, self.device), device=self.device)
+        self.lora_rank = _rank_of(model, self.config.lora_rank)
+        if self.lora_rank and not is_adapter(policy):
+            model = self._with_adapters(model, policy, seed)
+        self.model = model
+        self._prepare()
+        if state is not None:
+            self._load_state(state)
+        self.policy_digest, self._state_digest, self._policy = digest, state_digest, policy
+
+    def _with_adapters(self, model: Any, policy: Path, seed: int) -> Any:
+        from peft import LoraConfig, get_peft_model
+
+        torch.manual_seed(seed)
+        config = LoraConfig(
+            r=self.lora_rank, lora_alpha=self.config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
+        model = get_peft_model(model, config)
+        # The place of the base differs from run to run; its name does not.
+        model.peft_config["default"].base_model_name_or_path = read_info(policy).source
+        return model
+
+    def _prepare(self) -> None:
+        from accelerate import Accelerator
+        from transformers import get_scheduler
+
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(
+            trained, lr=self.lr, betas=self.config.adam_betas, weight_decay=self.config.weight_decay
+        )
+        try:
+            scheduler = get_scheduler(
+                self.config.lr_scheduler,
+                optimizer,
+                num_warmup_steps=self.config.lr_warmup_steps,
+                num_training_steps=self.config.lr_decay_steps,
+            )
+        except ValueError as error:
+            raise SettingsError(
+                f"`train.lr_scheduler` {self.config.lr_scheduler!r}: {error}",
+                hint="Check the name, and `train.lr_decay_steps`",
+            ) from error
+        if self._accelerator is None:
+            self._accelerator = Accelerator(cpu=self.device == "cpu")
+        self.model, self._optimizer, self._scheduler = self._accelerator.prepare(self.model, optimizer, scheduler)
+        # No dropout: the ratio of a fresh update must be 1, and a resumed step must see the same masks.
+        self.model.eval()
+
+    def _load_state(self, state: Path) -> None:
+        try:
+            saved = torch.load(state / STATE_FILE, map_location=self.device, weights_only=True)
+            self._optimizer.load_state_dict(saved["optimizer"])
+            self._scheduler.load_state_dict(saved["scheduler"])
+        except FileNotFoundError as error:
+            raise InputError(
+                f"`{state}` has been pruned", hint="Train from the newest step, or keep more with `loop.keep_states`"
+            ) from error
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise InputError(
+                f"the optimizer's state in `{state}` does not fit: {error}",
+                hint="Train with the settings it was made with",
+            ) from error
+
+    def statistics(self, batch: MicroBatch, temperature: float) -> TokenStatistics:
+        """Return log-probs, with gradient, and entropies of a micro-batch's sampled tokens."""
+        return sequence_logprobs(
+            self.model, batch.ids, batch.attention_mask, temperature=temperature, select=batch.loss_mask
+        )
+
+    def logprobs(self, sequences: Sequences, temperature: float, max_tokens: int) -> list[np.ndarray]:
+        """Return the nats of every row's response tokens, 0 on those that were observed."""
+        found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(sequences)
+        with torch.no_grad():
+            for batch in collate_all(sequences, range(len(sequences)), max_tokens, self.device):
+                values = self.statistics(batch, temperature).logprobs.cpu().numpy()
+                for row, line in zip(batch.rows, values, strict=True):
+                    start = len(sequences.prompt_ids[row]) - 1
+                    found[row] = line[start : start + len(sequences.response_ids[row])].copy()
+        return found
+
+    def step(self, batches: Iterable[MicroBatch], loss_of: Callable[[MicroBatch], Tensor]) -> StepResult:
+        """Add up the gradients of the micro-batches and take one optimizer step.
+
+        Args:
+            batches: Of one mini-batch.
+            loss_of: Returns a micro-batch's share of the mini-batch's loss.
+        """
+        self._optimizer.zero_grad(set_to_none=True)
+        for batch in batches:
+            self._accelerator.backward(loss_of(batch))
+        norm = float(self._accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
+        lr = float(self._scheduler.get_last_lr()[0])
+        finite = np.isfinite(norm)
+        if finite:
+            self._optimizer.step()
+            self.policy_digest = None  # no published policy any more, until it is saved
+        self._scheduler.step()
+        return StepResult(norm, lr, not finite)
+
+    def save(self, policy: Path, state: Path, canary: Sequence[int]) -> str:
+        """Write the policy and the optimizer's state, and return the policy's digest.
+
+        Args:
+            policy: Directory for weights, config, tokenizer and policy.json.
+            state: Directory for optimizer and schedule.
+            canary: Tokens of one trained sequence, by which `sync` proves that the weights arrived.
+        """
+        assert self._policy is not None
+        parent = policy_digest(self._policy)
+        base = (read_info(self._policy).base or parent) if self.lora_rank else None
+        model = self._accelerator.unwrap_model(self.model)
+        make_directory(policy)
+        with tempfile.TemporaryDirectory(dir=policy.parent, prefix="policy-", suffix=TEMPORARY) as scratch:
+            model.save_pretrained(scratch)
+            for file in policy_files(Path(scratch)):
+                file.rename(policy / file.name)
+        for file in policy_files(self._policy):
+            weights = file.suffix in (".safetensors", ".bin") or file.name.endswith(".index.json")
+            if (
+                not weights
+                and not (policy / file.name).exists()
+                and not (self.lora_rank and file.name == "config.json")
+            ):
+                shutil.copyfile(file, policy / file.name)
+        canary = list(canary)[:CANARY_TOKENS]
+        with torch.no_grad():
+            ids = torch.tensor([canary], device=self.device)
+            logprobs = sequence_logprobs(self.model, ids, torch.ones_like(ids), temperature=1.0).logprobs[0].tolist()
+        write_info(
+            policy,
+            PolicyInfo(
+                parent=parent,
+                base=base,
+                source=read_info(self._policy).source,
+                canary_ids=canary,
+                canary_logprobs=logprobs,
+            ),
+        )
+        make_directory(state)
+        torch.save(
+            {"optimizer": self._optimizer.state_dict(), "scheduler": self._scheduler.state_dict()}, state / STATE_FILE
+        )
+        sync_tree(policy)
+        sync_tree(state)
+        self.policy_digest, self._state_digest, self._policy = policy_digest(policy), _state_digest(state), policy
+        return self.policy_digest
+
+
+def _state_digest(state: Path | None) -> str | None:
+    if state is None:
+        return None
+    return digest_json({path.name: cached_digest(path) for path in sorted(state.glob("*"))})
+
+
+def _rank_of(model: Any, asked: int | None) -> int:
+    """Return the rank of the adapters that are, or are to be, on the model; 0 for none."""
+    if hasattr(model, "peft_config"):
+        return model.peft_config["default"].r
+    if asked is not None:
+        return asked
+    return 0 if sum(p.numel() for p in model.parameters()) < FULL_BELOW else DEFAULT_LORA_RANK
+
+
+def one_temperature(table: pa.Table) -> float:
+    """Return the temperature that all rows were sampled at.
+
+    Raises:
+        InputError: rows differ, or were sampled greedily or from a truncated distribution.
+    """
+    found = sorted(set(table.column("temperature").to_pylist()))
+    if len(found) != 1:
+        raise InputError(
+            f"rows were sampled at temperatures {', '.join(map(str, found))}", hint="Train on rows of one temperature"
+        )
+    if found[0] == 0:
+        raise InputError(
+            "rows were sampled greedily, at temperature 0", hint="Sample at a temperature above 0 to train"
+        )
+    return found[0]

@@ -1,0 +1,142 @@
+"""The whole loop: rollout, score, advantage, train, sync, step after step, resumable.
+
+It calls the stages as a shell script would, in one process that keeps engine and learner
+up. Killed anywhere, it goes on at the first step without a finished sync.
+"""
+
+import gc
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nanoskyrl.stages.config import Settings, plugin_config, stage_config, to_plain
+from nanoskyrl.stages.errors import ConflictError, SettingsError
+from nanoskyrl.stages.manifest import first_difference
+from nanoskyrl.stages.metrics import MetricsLog, latest, read_metrics
+from nanoskyrl.stages.runs import STAGES, Run
+from nanoskyrl.stages.session import Session
+from nanoskyrl.stages.storage import remove_tree, write_whole
+
+RESOLVED = "resolved.json"
+TAIL = 1 << 16
+"""Bytes of metrics.jsonl that surely hold the newest step: reading it all would slow long runs down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopConfig:
+    """How long the loop goes on, and what it does besides."""
+
+    steps: int = 60
+    """Policies to train, counted from the beginning of the run."""
+    eval_every: int = 0
+    """Evaluate the first policy, every so many, and the last; 0: never."""
+    keep_states: int = 2
+    """Optimizer states kept of the newest steps; older ones are deleted. 0 keeps all."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be meant."""
+        for name in ("steps", "eval_every", "keep_states"):
+            if getattr(self, name) < 0:
+                raise SettingsError(
+                    f"`loop.{name}` must be at least 0, not {getattr(self, name)}", hint="Give a number of steps"
+                )
+
+
+Report = Callable[[int, dict[str, Any]], None]
+
+
+def resolve(settings: Settings) -> dict[str, dict[str, Any]]:
+    """Return all settings that can change the rows of a loop, defaults included."""
+    configs = {
+        name: stage_config(settings, name) for name in ("run", "rollout", "score", "advantage", "train", "sync", "eval")
+    }
+    resolved = {name: to_plain(config) for name, config in configs.items()}
+    for kind, name in (
+        ("env", configs["rollout"].env),
+        ("engine", configs["rollout"].engine),
+        ("algo", configs["train"].algo),
+    ):
+        resolved[name] = to_plain(plugin_config(settings, kind, name))
+    if configs["eval"].env:
+        resolved[configs["eval"].env] = to_plain(plugin_config(settings, "env", configs["eval"].env))
+    return resolved
+
+
+def loop(run: Run, settings: Settings, *, report: Report = lambda step, numbers: None, force: bool = False) -> int:
+    """Train until the run has as many policies as asked for, and return how many steps were done now.
+
+    Args:
+        run: The run's directory; a new one, or one to go on with.
+        settings: Tables, merged.
+        report: Called after each step, and after each evaluation, with the newest numbers.
+        force: Go on with other settings than the run began with.
+
+    Raises:
+        ConflictError: the run began with other settings.
+    """
+    config: LoopConfig = stage_config(settings, "loop")
+    session = Session(run, settings, keep_up=True)
+    _keep_settings(run, resolve(settings), force)
+    session.begin()
+    MetricsLog(run.metrics).write("startup", {"timing/startup": _seconds_since_start()})
+    first = run.next_step()
+    if first < config.steps:
+        _evaluate(session, first, config, report)
+    for step in range(first, config.steps):
+        if step == first + 1:
+            # Libraries and models are up by now: a million objects that every collection would look through.
+            gc.collect()
+            gc.freeze()
+        began = time.perf_counter()
+        for stage in STAGES:
+            getattr(session, stage)(step)
+        _prune(run, step, config.keep_states)
+        MetricsLog(run.metrics, step).write("loop", {"timing/total": time.perf_counter() - began})
+        report(step, step_numbers(run, step))
+        _evaluate(session, step + 1, config, report)
+    return max(0, config.steps - first)
+
+
+def _keep_settings(run: Run, resolved: dict[str, dict[str, Any]], force: bool) -> None:
+    path = run.root / RESOLVED
+    if path.is_file() and not force and (difference := first_difference(resolved, json.loads(path.read_bytes()))):
+        name, now, then = difference
+        raise ConflictError(
+            f"run `{run.root}` began with another `{name}`: {json.dumps(then)}, now {json.dumps(now)}",
+            hint="Name another run with `--run`, or go on with the new settings with `--force`",
+        )
+    write_whole(path, (json.dumps(resolved, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _evaluate(session: Session, version: int, config: LoopConfig, report: Report) -> None:
+    due = config.eval_every and (version % config.eval_every == 0 or version >= config.steps)
+    if due:
+        session.eval(policy=session.policy_of(version))
+        lines = latest(read_metrics(session.run.metrics, tail_bytes=TAIL), "eval")
+        if version in lines:
+            report(version, {"stage": "eval", **lines[version]})
+
+
+def _prune(run: Run, step: int, keep: int) -> None:
+    """Delete the optimizer's state of a step that is no longer among the newest."""
+    if keep and step - keep >= 0:
+        remove_tree(run.stage(step - keep, "train") / "state")
+
+
+def step_numbers(run: Run, step: int) -> dict[str, Any]:
+    """Return the newest numbers of all stages of a step."""
+    numbers: dict[str, Any] = {}
+    lines = read_metrics(run.metrics, tail_bytes=TAIL)
+    for stage in (*STAGES, "loop"):
+        found = latest(lines, stage).get(step, {})
+        numbers |= {key if not key.startswith("timing/") else f"{stage}/{key}": value for key, value in found.items()}
+    return numbers
+
+
+def _seconds_since_start() -> float:
+    """Return how long this process has run: imports, for the most part."""
+    import psutil
+
+    return time.time() - psutil.Process().create_time()

@@ -1,0 +1,279 @@
+"""A run at work: which directories a stage of a step reads and writes, and what is kept up between stages.
+
+The commands and `loop` both go through here, so stages chained by hand and by the loop
+give the same bytes.
+"""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nanoskyrl.stages.config import Settings, merge, plugin_config, stage_config
+from nanoskyrl.stages.engines import Engine, make_engine
+from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.manifest import Manifest, is_finished, read_manifest
+from nanoskyrl.stages.metrics import METRICS, MetricsLog
+from nanoskyrl.stages.policy import policy_digest, publish, resolve_policy
+from nanoskyrl.stages.runs import INPUT_OF, Run, RunConfig, version_of
+from nanoskyrl.stages.storage import make_directory, write_whole
+
+
+class Outcome(NamedTuple):
+    """What a stage left behind."""
+
+    manifest: Manifest
+    output: Path
+    up_to_date: bool
+    """Whether it was there already, so that nothing was done."""
+
+
+class Session:
+    """A run directory, its settings, and the engine and learner that stay up."""
+
+    def __init__(self, run: Run, settings: Settings, *, keep_up: bool = False) -> None:
+        """Check the settings of the run; nothing is started.
+
+        Args:
+            run: Where inputs and outputs lie that are not named.
+            settings: Tables, already merged.
+            keep_up: Keep engine and learner from stage to stage.
+        """
+        self.run, self.settings, self.keep_up = run, settings, keep_up
+        self.config: RunConfig = stage_config(settings, "run")
+        self._engines: dict[str, Engine] = {}
+        self._learner: Any = None
+
+    def begin(self) -> None:
+        """Create the run directory, and keep the settings that made it."""
+        make_directory(self.run.root)
+        if not self.run.settings_file.exists():
+            import tomlkit
+
+            write_whole(self.run.settings_file, tomlkit.dumps(_without_none(self.settings)).encode())
+
+    def first_policy(self) -> Path:
+        """Return `policies/00000000`, published if it is not there yet."""
+        publish(resolve_policy(self.config.policy), self.run.policy(0), name=self.config.policy)
+        return self.run.policy(0)
+
+    def policy_of(self, version: int) -> Path:
+        """Return a published policy.
+
+        Raises:
+            InputError: it has not been published.
+        """
+        if version == 0:
+            return self.first_policy()
+        path = self.run.policy(version)
+        if not path.is_dir():
+            raise InputError(
+                f"policy {version} of run `{self.run.root}` is not published", hint="Run `skyrl sync` first"
+            )
+        return path
+
+    def rollout(
+        self, step: int | None = None, *, policy: Path | None = None, output: Path | None = None, force: bool = False
+    ) -> Outcome:
+        """Attempt the tasks of a step; return the manifest and where it lies."""
+        from nanoskyrl.stages.rollout import rollout
+
+        if step is None:
+            step = (self._step_of(output) or 0) if output is not None else self.run.next_step()
+        config = stage_config(self.settings, "rollout", step=step, seed=self.config.seed)
+        for kind, name in (("env", config.env), ("engine", config.engine)):  # before anything is written
+            plugin_config(self.settings, kind, name)
+        if policy is None and config.engine != "scripted":
+            policy = self._policy_for(step) if output is None else resolve_policy(self.config.policy)
+        target = output or self.run.stage(step, "rollout")
+        was = is_finished(target) and not force
+        engine, log = self._engine_for(config.engine), self._log(target, step)
+        manifest = rollout(policy, target, config, settings=self.settings, engine=engine, force=force, log=log)
+        if output is None:
+            self.begin()
+        return Outcome(manifest, target, was)
+
+    def _policy_for(self, step: int) -> Path:
+        return self.policy_of(max(0, step - self.config.lag))
+
+    def score(
+        self, step: int | None = None, *, source: Path | None = None, output: Path | None = None, force: bool = False
+    ) -> Outcome:
+        """Judge a step's trajectories."""
+        from nanoskyrl.stages.score import score
+
+        source, target, step = self._places("score", step, source, output)
+        config = stage_config(self.settings, "score")
+        was, log = is_finished(target) and not force, self._log(target, step)
+        return Outcome(score(source, target, config, settings=self.settings, force=force, log=log), target, was)
+
+    def advantage(
+        self,
+        step: int | None = None,
+        *,
+        source: Path | None = None,
+        output: Path | None = None,
+        policy: Path | None = None,
+        force: bool = False,
+    ) -> Outcome:
+        """Estimate a step's advantages."""
+        from nanoskyrl.stages.advantage import advantage
+
+        source, target, step = self._places("advantage", step, source, output)
+        config = stage_config(self.settings, "advantage")
+        learner = None
+        if config.old_logprobs == "recompute":
+            policy = policy or (self.policy_of(step) if step is not None else None)
+            learner = self._learner
+        was, log = is_finished(target) and not force, self._log(target, step)
+        manifest = advantage(source, target, config, policy=policy, engine=learner, force=force, log=log)
+        return Outcome(manifest, target, was)
+
+    def train(
+        self,
+        step: int | None = None,
+        *,
+        source: Path | None = None,
+        output: Path | None = None,
+        policy: Path | None = None,
+        state: Path | None = None,
+        force: bool = False,
+    ) -> Outcome:
+        """Update the policy of a step."""
+        from nanoskyrl.stages.train import train
+
+        source, target, step = self._places("train", step, source, output)
+        config = stage_config(self.settings, "train")
+        plugin_config(self.settings, "algo", config.algo)
+        if policy is None:
+            if step is None:
+                raise SettingsError("train needs a policy to start from", hint="Name one with `--policy`")
+            policy = self.policy_of(step)
+        if state is None and step:
+            state = self._state_of(step, policy)
+        learner = self._learner_for(config)
+        was, log = is_finished(target) and not force, self._log(target, step)
+        manifest = train(
+            source, target, config, policy=policy, state=state, settings=self.settings, seed=self.config.seed,
+            engine=learner, force=force, log=log,
+        )  # fmt: skip
+        return Outcome(manifest, target, was)
+
+    def _state_of(self, step: int, policy: Path) -> Path | None:
+        """Return the optimizer's state that belongs to a policy; None if no train of this run made it."""
+        made = self.run.stage(step - 1, "train")
+        if is_finished(made) and read_manifest(made).facts.get("policy") == policy_digest(policy):
+            return made / "state"
+        return None
+
+    def sync(
+        self,
+        step: int | None = None,
+        *,
+        source: Path | None = None,
+        output: Path | None = None,
+        target: Path | None = None,
+        force: bool = False,
+    ) -> Outcome:
+        """Publish the policy that a step trained."""
+        from nanoskyrl.stages.sync import sync
+
+        source, record, step = self._places("sync", step, source, output)
+        config = stage_config(self.settings, "sync")
+        if target is None:
+            if step is None:
+                raise SettingsError("sync needs a place for the policy", hint="Name one with `--target`")
+            target = self.run.policy(step + 1)
+        engine_config = plugin_config(self.settings, "engine", config.engine)
+        was, log = is_finished(record) and not force, self._log(record, step)
+        manifest = sync(
+            source, record, config, target=target, engine=self._engine_for(config.engine), engine_config=engine_config,
+            force=force, log=log,
+        )  # fmt: skip
+        return Outcome(manifest, target, was)
+
+    def eval(self, *, policy: Path | None = None, output: Path | None = None, force: bool = False) -> Outcome:
+        """Evaluate a policy, the newest published one unless named."""
+        from nanoskyrl.stages.eval import evaluate
+
+        config = stage_config(self.settings, "eval")
+        rollout_config = stage_config(self.settings, "rollout", seed=self.config.seed)
+        if policy is None and rollout_config.engine != "scripted":
+            published = self.run.policies()
+            policy = self.run.policy(published[-1]) if published else self.first_policy()
+        version = version_of(policy) if policy else 0
+        named = output is not None
+        if output is None:
+            # A policy from elsewhere has no version here; its digest names the evaluation.
+            place = f"{version:08d}" if version is not None else policy_digest(policy)[:8] if policy else "scripted"
+            output = self.run.root / "evals" / place / (config.env or rollout_config.env)
+        was, log = is_finished(output) and not force, self._log(output, version)
+        engine = self._engine_for(rollout_config.engine)
+        manifest = evaluate(
+            policy, output, config, rollout_config, settings=self.settings, engine=engine, force=force, log=log
+        )
+        if not named:
+            self.begin()
+        return Outcome(manifest, output, was)
+
+    def _places(
+        self, stage: str, step: int | None, source: Path | None, output: Path | None
+    ) -> tuple[Path, Path, int | None]:
+        """Return input, output and step of a stage: those named, or those of the run's newest step that is ready."""
+        if source is None:
+            if step is None:
+                step = self.run.newest_with(INPUT_OF[stage])
+            source = self.run.stage(step, INPUT_OF[stage])
+        elif step is None:
+            step = self._step_of(source)
+        if output is None:
+            if step is None:
+                raise SettingsError(f"`{stage}` needs a place for its output", hint="Name one with `--out`")
+            output = self.run.stage(step, stage)
+        return source, output, step
+
+    def _step_of(self, path: Path) -> int | None:
+        """Return the step of a stage's directory inside this run, or None elsewhere."""
+        parent = path.resolve().parent if "://" not in str(path) else path.parent
+        inside = parent.parent == self.run.root.resolve() and parent.name.removeprefix("step-").isdigit()
+        return int(parent.name.removeprefix("step-")) if inside else None
+
+    def _log(self, output: Path, step: int | None) -> MetricsLog:
+        inside = self.run.root.resolve() in output.resolve().parents
+        return MetricsLog(self.run.metrics if inside else output.parent / METRICS, step)
+
+    def _engine_for(self, name: str) -> Engine | None:
+        if not self.keep_up:
+            return None
+        if name not in self._engines:
+            self._engines[name] = make_engine(name, plugin_config(self.settings, "engine", name))
+        return self._engines[name]
+
+    def _learner_for(self, config: Any) -> Any:
+        if not self.keep_up:
+            return None
+        if self._learner is None:
+            from nanoskyrl.stages.learner import Learner, OptimizerConfig
+
+            self._learner = Learner(
+                OptimizerConfig(**{f.name: getattr(config, f.name) for f in fields(OptimizerConfig)})
+            )
+        return self._learner
+
+
+def _without_none(settings: Settings) -> Settings:
+    """TOML has no null; a key that is not there means the default, which is None where None is allowed."""
+    return {
+        table: {
+            key: list(value) if isinstance(value, tuple) else value for key, value in keys.items() if value is not None
+        }
+        for table, keys in settings.items()
+        if keys
+    }
+
+
+def settings_for(run: Run, *sources: Settings) -> Settings:
+    """Return the settings of a command in a run: those that made the run, then those given now."""
+    from nanoskyrl.stages.config import read_file
+
+    kept = read_file(run.settings_file) if run.settings_file.is_file() else {}
+    return merge(kept, *sources)

@@ -1,0 +1,110 @@
+"""Stage `sync`: a trained policy is published, and proved to be what the engine now holds.
+
+The proof: the engine's own log-probs of the canary agree with the trainer's, and they
+changed if the weights did. Agreement alone would prove nothing after a small step.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from nanoskyrl.stages.config import to_plain
+from nanoskyrl.stages.engines import Engine, TokenEngine, make_engine
+from nanoskyrl.stages.errors import InputError, ProofError, SettingsError
+from nanoskyrl.stages.manifest import Head, Manifest, open_output, read_manifest
+from nanoskyrl.stages.metrics import MetricsLog, Stopwatch
+from nanoskyrl.stages.policy import policy_digest, publish, read_info, weights_digest
+from nanoskyrl.stages.runs import version_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncConfig:
+    """How the arrival of new weights is proved."""
+
+    engine: str = "hf"
+    """Engine that takes the weights."""
+    tolerance: float = 1e-4
+    """Largest difference in nats between the engine's canary log-probs and the trainer's; 1e-4 suits float32."""
+
+    def __post_init__(self) -> None:
+        """Refuse a tolerance that nothing could meet."""
+        if self.tolerance <= 0:
+            raise SettingsError(f"`sync.tolerance` must be above 0, not {self.tolerance}", hint="1e-4 suits float32")
+
+
+def sync(
+    trained: Path,
+    output: Path,
+    config: SyncConfig,
+    *,
+    target: Path,
+    engine: Engine | None = None,
+    engine_config: object = None,
+    force: bool = False,
+    log: MetricsLog = MetricsLog(),
+) -> Manifest:
+    """Publish a trained policy, load it into an engine, and prove that it arrived.
+
+    Args:
+        trained: Output of `train`.
+        output: Directory for the record of the proof.
+        config: Which engine, and how near is near enough.
+        target: The policy's place, `policies/N`.
+        engine: One that is up; else it is made here.
+        engine_config: Settings of the engine made here.
+        force: Replace an output made under other settings.
+        log: Where numbers go.
+
+    Raises:
+        InputError: the input is missing or unfinished, or its policy is not the one its manifest names.
+        ProofError: the engine does not hold the weights that were trained.
+    """
+    watch = Stopwatch()
+    source = read_manifest(trained, stage="train")
+    digest = policy_digest(trained / "policy")
+    if digest != source.facts.get("policy"):
+        raise InputError(
+            f"`{trained / 'policy'}` is not the policy that its manifest names", hint="Run `skyrl train --force` again"
+        )
+    head = Head(stage="sync", settings={"sync": to_plain(config)}, inputs={"train": source.digest}, policy=digest)
+    with open_output(output, head, force=force) as out:
+        if out.manifest is not None and target.is_dir():
+            return out.manifest
+        with watch("publish"):
+            publish(trained / "policy", target)
+        if engine is None:
+            engine = make_engine(config.engine, engine_config)
+        if not isinstance(engine, TokenEngine):
+            raise SettingsError(f"engine `{config.engine}` holds no policy", hint="Sync into `hf`")
+        with watch("proof"):
+            gap = deliver(target, engine, config.tolerance)
+        facts = {"policy": digest, "parent": read_info(target).parent, "version": version_of(target)}
+        manifest = out.finish(rows_in=source.rows_out, facts=facts)
+    log.write("sync", {"sync/canary_abs_diff/max": gap, **watch.timings()})
+    return manifest
+
+
+def deliver(policy: Path, engine: TokenEngine, tolerance: float) -> float:
+    """Load a policy into an engine and return the largest canary difference in nats.
+
+    Raises:
+        ProofError: the log-probs differ from the trainer's, or stayed what they were under other weights.
+    """
+    info = read_info(policy)
+    before = None
+    if engine.policy_digest is not None and engine.policy_digest == info.parent:
+        before = engine.logprobs(info.canary_ids)
+    parent = policy.parent / f"{(version_of(policy) or 0) - 1:08d}"
+    engine.load(policy)
+    after = engine.logprobs(info.canary_ids)
+    gap = max((abs(a - b) for a, b in zip(after, info.canary_logprobs, strict=True)), default=0.0)
+    if not gap <= tolerance:
+        raise ProofError(
+            f"the engine's canary log-probs differ from the trainer's by {gap:.3g} nats, more than {tolerance:.3g}",
+            hint="The engine does not hold the trained weights: restart it, or see `sync.tolerance`",
+        )
+    if before is not None and before == after and parent.is_dir() and weights_digest(parent) != weights_digest(policy):
+        raise ProofError(
+            "the engine's canary log-probs did not change, although the weights did",
+            hint="The engine kept the old weights: restart it",
+        )
+    return gap
