@@ -7,10 +7,12 @@ trained tokens count as rows: how a batch is cut changes nothing.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from nanoskyrl.stages.errors import SettingsError, did_you_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +25,17 @@ class Totals:
     """The constant that `seq_mean_token_sum_norm` divides by."""
 
 
-def token_mean(mask: Tensor, totals: Totals) -> Tensor:
+def token_mean(mask: "Tensor", totals: Totals) -> "Tensor":
     """Weigh every token of the mini-batch alike; [B, T]."""
     return mask / max(totals.tokens, 1)
 
 
-def sequence_mean(mask: Tensor, totals: Totals) -> Tensor:
+def sequence_mean(mask: "Tensor", totals: Totals) -> "Tensor":
     """Weigh every row alike, and the tokens of a row alike: the mean of row means; [B, T]."""
     return mask / mask.sum(-1, keepdim=True).clamp(min=1) / max(totals.rows, 1)
 
 
-def seq_mean_token_sum_norm(mask: Tensor, totals: Totals) -> Tensor:
+def seq_mean_token_sum_norm(mask: "Tensor", totals: Totals) -> "Tensor":
     """Weigh every token by 1 / (rows x horizon), with a constant horizon; [B, T]."""
     if not totals.horizon:
         raise SettingsError(
@@ -42,14 +44,16 @@ def seq_mean_token_sum_norm(mask: Tensor, totals: Totals) -> Tensor:
     return mask / (max(totals.rows, 1) * totals.horizon)
 
 
-REDUCTIONS: dict[str, Callable[[Tensor, Totals], Tensor]] = {
+Reduction = Callable[["Tensor", Totals], "Tensor"]
+
+REDUCTIONS: dict[str, Reduction] = {
     "token_mean": token_mean,
     "sequence_mean": sequence_mean,
     "seq_mean_token_sum_norm": seq_mean_token_sum_norm,
 }
 
 
-def reduction(name: str) -> Callable[[Tensor, Totals], Tensor]:
+def reduction(name: str) -> Reduction:
     """Return the reduction of this name.
 
     Raises:

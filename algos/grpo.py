@@ -4,12 +4,13 @@ DeepSeekMath, arXiv 2402.03300. The paper averages tokens in a row, then rows.
 """
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
 from nanoskyrl.stages.errors import SettingsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class GrpoConfig:
             )
 
 
-def surrogate(inputs: SurrogateInputs, config: GrpoConfig) -> tuple[Tensor, dict[str, Tensor]]:
+def surrogate(inputs: SurrogateInputs, config: GrpoConfig) -> tuple["Tensor", dict[str, "Tensor"]]:
     """Return the smaller of r A and clip(r) A for each token, to be maximised.
 
     Returns:
@@ -39,7 +40,7 @@ def surrogate(inputs: SurrogateInputs, config: GrpoConfig) -> tuple[Tensor, dict
     ratio = inputs.log_ratio.exp()
     clipped = ratio.clamp(1 - config.eps_clip_low, 1 + config.eps_clip_high)
     free, bound = ratio * inputs.advantages, clipped * inputs.advantages
-    return torch.minimum(free, bound), {"clip_ratio": (bound < free).to(ratio.dtype)}
+    return free.minimum(bound), {"clip_ratio": (bound < free).to(ratio.dtype)}
 
 
 GRPO = Algorithm(name="grpo", surrogate=surrogate, Config=GrpoConfig, estimator="grpo", loss_reduction="sequence_mean")

@@ -5,12 +5,13 @@ with a temperature of its own for negative advantages; f'(1) = 1 for every tempe
 """
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
 from nanoskyrl.stages.errors import SettingsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class SapoConfig:
             )
 
 
-def surrogate(inputs: SurrogateInputs, config: SapoConfig) -> tuple[Tensor, dict[str, Tensor]]:
+def surrogate(inputs: SurrogateInputs, config: SapoConfig) -> tuple["Tensor", dict[str, "Tensor"]]:
     """Return f(r) A for each token, to be maximised.
 
     Its value at r = 1 is 2 A / tau, so losses under different temperatures do not compare.
@@ -38,8 +39,9 @@ def surrogate(inputs: SurrogateInputs, config: SapoConfig) -> tuple[Tensor, dict
     Returns:
         [B, T] objective, and `gate`: f'(r), the share of the gradient that is let through.
     """
-    tau = torch.where(inputs.advantages > 0, config.tau_pos, config.tau_neg).to(inputs.log_ratio.dtype)
-    level = torch.sigmoid(tau * (inputs.log_ratio.exp() - 1))
+    rising = (inputs.advantages > 0).to(inputs.log_ratio.dtype)
+    tau = rising * config.tau_pos + (1 - rising) * config.tau_neg
+    level = (tau * (inputs.log_ratio.exp() - 1)).sigmoid()
     return 4 / tau * level * inputs.advantages, {"gate": (4 * level * (1 - level)).detach()}
 
 

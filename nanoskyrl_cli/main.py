@@ -17,7 +17,7 @@ from nanoskyrl_cli import list as list_command
 app = typer.Typer(
     name="skyrl",
     help="Agentic reinforcement learning of language models, one Parquet stage at a time.",
-    epilog="First steps: skyrl rollout, skyrl score, skyrl advantage, skyrl train, skyrl sync. Or all of it: skyrl loop.",
+    epilog="First steps: skyrl rollout, score, advantage, train, sync; or all of it: skyrl loop --preset quickstart.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from nanoskyrl.stages.manifest import Manifest
-    from nanoskyrl.stages.session import Session
+    from nanoskyrl.stages.session import Outcome, Session
 
 RunOption = Annotated[
     str | None, typer.Option("--run", help="Run directory; default $SKYRL_RUN, then runs/default.", show_default=False)
@@ -30,6 +29,9 @@ SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of the run.
 PolicyOption = Annotated[
     str | None, typer.Option("--policy", help="`starter`, a model directory, or a hub id.", show_default=False)
 ]
+EnvOption = Annotated[
+    str | None, typer.Option("--env", help="Environment: text_math, tool_use, or module:attribute.", show_default=False)
+]
 SourceArgument = Annotated[
     str | None,
     typer.Argument(help="Input directory; default: the newest that is ready in the run.", show_default=False),
@@ -49,13 +51,33 @@ def open_session(
     assignments: list[str] | None = None,
     flags: dict[str, dict[str, Any]] | None = None,
     *,
-    preset: str | None = None,
+    data: str | None = None,
 ) -> "Session":
-    """Return the run and its settings: the run's own, preset, file, `--set`, then flags; later ones win."""
+    """Return the run with its settings; `data` goes to the table of the environment that is asked for."""
+    from nanoskyrl.stages.rollout import RolloutConfig
     from nanoskyrl.stages.session import Session
 
-    found, settings = settings_of(run, config, assignments, flags, preset=preset)
+    found, settings = settings_of(run, config, assignments, flags)
+    if data is not None:
+        env = settings.get("rollout", {}).get("env", RolloutConfig().env)
+        settings.setdefault(env, {})["data"] = data
     return Session(found, settings)
+
+
+def weights(rewards: list[str]) -> dict[str, float]:
+    """Return the weight of each reward in `env`, `module:function=0.5`, ..."""
+    from nanoskyrl.stages.errors import SettingsError
+
+    found = {}
+    for reward in rewards:
+        name, _, weight = reward.partition("=")
+        try:
+            found[name] = float(weight or 1)
+        except ValueError as error:
+            raise SettingsError(
+                f"`--reward {reward}` has no number after the sign", hint="Write, for instance, env=0.5"
+            ) from error
+    return found
 
 
 def settings_of(
@@ -90,13 +112,22 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def finish(manifest: "Manifest", output: Path, line: str, following: str | None, as_json: bool) -> None:
-    """Say what was done and what to type next, or print the manifest; end with code 3 if rows fell short."""
+def finish(outcome: "Outcome", session: "Session", following: str | None, as_json: bool) -> int:
+    """Say what was done and what to type next, or print the manifest; return 3 if rows fell short."""
+    from nanoskyrl.stages.errors import EXIT_OK, EXIT_SHORT
+    from nanoskyrl.stages.runs import DEFAULT_RUN
+    from nanoskyrl.stages.show import headline
+
     if as_json:
-        print(manifest.to_bytes().decode(), end="")
-    say(line)
-    if following:
-        say(f"Next: {following}")
+        print(outcome.manifest.to_bytes().decode(), end="")
+    say(f"{'Up to date: ' if outcome.up_to_date else ''}{headline(outcome.manifest, outcome.output)}")
+    if following and outcome.output.resolve().is_relative_to(session.run.root.resolve()):
+        place = "" if str(session.run.root) == DEFAULT_RUN else f" --run {session.run.root}"
+        say(f"Next: skyrl {following}{place}")
+    short = outcome.manifest.fell_short
+    if short:
+        say(f"{short} of {outcome.manifest.rows_out} rows fell short: see `skyrl show {outcome.output}`")
+    return EXIT_SHORT if short else EXIT_OK
 
 
 def print_json(value: Any) -> None:

@@ -6,6 +6,7 @@ import typer
 
 from nanoskyrl_cli.options import (
     ConfigOption,
+    EnvOption,
     ForceOption,
     JsonOption,
     OutOption,
@@ -20,12 +21,12 @@ from nanoskyrl_cli.options import (
 
 
 def rollout(
-    env: Annotated[str | None, typer.Option(help="Environment: text_math, tool_use, ...", show_default=False)] = None,
+    env: EnvOption = None,
     policy: PolicyOption = None,
     engine: Annotated[str | None, typer.Option(help="hf or scripted.", show_default=False)] = None,
     tasks: Annotated[
         str | None,
-        typer.Option(help="Task ids, separated by commas, in place of the next of the run.", show_default=False),
+        typer.Option(help="Task ids, separated by commas; default: the next of the run.", show_default=False),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="JSONL or Parquet file of prompts and ground truths.", show_default=False)
@@ -37,7 +38,7 @@ def rollout(
     max_generate_length: Annotated[int | None, typer.Option(help="Tokens of a turn.", show_default=False)] = None,
     seed: SeedOption = None,
     lag: Annotated[
-        int | None, typer.Option(help="Sample from the policy of so many steps ago.", show_default=False)
+        int | None, typer.Option(help="Sample from the policy of that many steps ago.", show_default=False)
     ] = None,
     run: RunOption = None,
     out: OutOption = None,
@@ -45,7 +46,7 @@ def rollout(
     assignments: SetOption = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
-) -> None:
+) -> int:
     """Attempt tasks with a policy and write every token down.
 
     Example: skyrl rollout --env tool_use
@@ -53,11 +54,10 @@ def rollout(
     flags = {
         "run": {"policy": policy, "seed": seed, "lag": lag},
         "rollout": {
-            "env": env, "engine": engine, "tasks": tasks.split(",") if tasks else None, "train_batch_size": train_batch_size,
-            "n_samples_per_prompt": n_samples_per_prompt, "temperature": temperature, "max_turns": max_turns,
+            "env": env, "engine": engine, "tasks": tasks.split(",") if tasks else None, "temperature": temperature,
+            "train_batch_size": train_batch_size, "n_samples_per_prompt": n_samples_per_prompt, "max_turns": max_turns,
             "max_generate_length": max_generate_length,
         },
     }  # fmt: skip
     session = open_session(run, config, assignments, flags, data=data)
-    manifest, output = session.rollout(output=path(out), force=force)
-    finish(manifest, output, f"{manifest.rows_out} trajectories", "score", session, as_json)
+    return finish(session.rollout(output=path(out), force=force), session, "score", as_json)

@@ -24,16 +24,18 @@ Settings = dict[str, dict[str, Any]]
 
 C = TypeVar("C")
 
-STAGE_CONFIGS = {
+CONFIGS = {
     "rollout": "nanoskyrl.stages.rollout:RolloutConfig",
     "score": "nanoskyrl.stages.score:ScoreConfig",
     "advantage": "nanoskyrl.stages.advantage:AdvantageConfig",
-    "train": "nanoskyrl.stages.train:TrainConfig",
+    "train": "nanoskyrl.stages.train_config:TrainConfig",
     "sync": "nanoskyrl.stages.sync:SyncConfig",
     "eval": "nanoskyrl.stages.eval:EvalConfig",
     "loop": "nanoskyrl.stages.loop:LoopConfig",
     "run": "nanoskyrl.stages.runs:RunConfig",
+    "hf": "nanoskyrl.stages.engines:HfConfig",
 }
+"""Where the settings of each table stand, in modules that do not load torch; plug-ins name theirs as `Config`."""
 
 _RIVALS = {
     "n_samples_per_prompt": "num_generations rollout.n n group_size",
@@ -56,8 +58,8 @@ RIVAL_WORDS = {word: ours for ours, words in _RIVALS.items() for word in words.s
 
 def config_class(table: str) -> type | None:
     """Return the dataclass of a table, or None if nothing has that name."""
-    if table in STAGE_CONFIGS:
-        return load_attribute(STAGE_CONFIGS[table], what="settings")
+    if table in CONFIGS:
+        return load_attribute(CONFIGS[table], what="settings")
     for kind in ("env", "algo", "engine"):
         if table in BUILTIN[kind] or ":" in table:
             return getattr(lookup(kind, table), "Config", None)
@@ -66,7 +68,7 @@ def config_class(table: str) -> type | None:
 
 def tables() -> list[str]:
     """Return the names of all tables that are built in."""
-    return [*STAGE_CONFIGS, *BUILTIN["env"], *BUILTIN["engine"], *BUILTIN["algo"]]
+    return list(dict.fromkeys([*CONFIGS, *BUILTIN["env"], *BUILTIN["engine"], *BUILTIN["algo"]]))
 
 
 def read_file(path: Path) -> Settings:
@@ -226,7 +228,11 @@ def stage_config(settings: Mapping[str, Mapping[str, Any]], stage: str, **flags:
 
 def plugin_config(settings: Mapping[str, Mapping[str, Any]], kind: str, name: str) -> Any:
     """Return the settings of a plug-in from the table of its name; None if it has none."""
-    found = getattr(lookup(kind, name), "Config", None)
+    found = (
+        load_attribute(CONFIGS[name], what="settings")
+        if name in CONFIGS
+        else getattr(lookup(kind, name), "Config", None)
+    )
     return None if found is None else build(found, settings.get(name, {}), name)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nanoskyrl.envs.base import Environment, Task
+from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.rendering import Renderer
 
 
@@ -52,14 +53,41 @@ class Generation:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HfConfig:
+    """How the embedded engine runs."""
+
+    batch_size: int = 256
+    """Rows generated together, taken in row order inside one part."""
+    dtype: str = "auto"
+    """float32, bfloat16 or auto: bfloat16 on a GPU, float32 elsewhere."""
+    device: str = "auto"
+    """cpu, cuda or auto."""
+
+    def __post_init__(self) -> None:
+        """Refuse batches of nothing and types that are not known."""
+        if self.batch_size < 1:
+            raise SettingsError(
+                f"`hf.batch_size` must be at least 1, not {self.batch_size}", hint="Give a number of rows"
+            )
+        if self.dtype not in ("auto", "float32", "bfloat16"):
+            raise SettingsError(
+                f"`hf.dtype` must be auto, float32 or bfloat16, not {self.dtype!r}", hint="Choose one of them"
+            )
+
+
 class TokenEngine(ABC):
     """Generates tokens with a policy; the attributes are set by `load`."""
 
     policy_digest: str | None = None
     renderer: Renderer
-    stop_ids: frozenset[int]
     context_length: int
     """Longest sequence, prompt and response together."""
+
+    @property
+    @abstractmethod
+    def stop_ids(self) -> frozenset[int]:
+        """Every token that ends a turn."""
 
     @abstractmethod
     def load(self, policy: Path) -> None:

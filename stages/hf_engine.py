@@ -6,15 +6,13 @@ the rows beside it, but for rounding in the last bits of the logits.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from nanoskyrl.stages.engines import Generation, Request, Sampling, TokenEngine
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.engines import Generation, HfConfig, Request, Sampling, TokenEngine
 from nanoskyrl.stages.kv_cache import empty_cache, forward, select_rows
 from nanoskyrl.stages.logprobs import sequence_logprobs
 from nanoskyrl.stages.policy import frame_digest, is_adapter, load_model, load_tokenizer, policy_digest, stop_ids
@@ -24,29 +22,6 @@ COMPACT_BELOW = 0.75
 """Finished rows are dropped from the batch when fewer than this share of it is alive."""
 ELEMENTS_AT_ONCE = 1 << 24
 """Rows times vocabulary that are sampled at once, in float64."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HfConfig:
-    """How the embedded engine runs."""
-
-    batch_size: int = 256
-    """Rows generated together, taken in row order inside one part."""
-    dtype: str = "auto"
-    """float32, bfloat16 or auto: bfloat16 on a GPU, float32 elsewhere."""
-    device: str = "auto"
-    """cpu, cuda or auto."""
-
-    def __post_init__(self) -> None:
-        """Refuse batches of nothing and types that are not known."""
-        if self.batch_size < 1:
-            raise SettingsError(
-                f"`hf.batch_size` must be at least 1, not {self.batch_size}", hint="Give a number of rows"
-            )
-        if self.dtype not in ("auto", "float32", "bfloat16"):
-            raise SettingsError(
-                f"`hf.dtype` must be auto, float32 or bfloat16, not {self.dtype!r}", hint="Choose one of them"
-            )
 
 
 def pick_device(name: str) -> str:
@@ -73,6 +48,8 @@ class HfEngine(TokenEngine):
         self.config = config
         self.device = pick_device(config.device)
         self._model: Any = None
+        self._policy = Path()
+        self._stop_ids: frozenset[int] | None = None
         self._frame: str | None = None  # digest of all that is not weights
 
     def load(self, policy: Path) -> None:
@@ -87,10 +64,17 @@ class HfEngine(TokenEngine):
             self._model = model.eval().requires_grad_(False)
             tokenizer = load_tokenizer(policy)
             self.renderer = Renderer(tokenizer)
-            self.stop_ids = stop_ids(policy, tokenizer, self.renderer.turn_end_id)
+            self._policy, self._stop_ids = policy, None
             self.context_length = int(getattr(model.config, "max_position_embeddings", 1 << 20))
             self._frame = frame_digest(policy)
         self.policy_digest = digest
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Every token that ends a turn; found when it is first needed, for it asks the chat template."""
+        if self._stop_ids is None:
+            self._stop_ids = stop_ids(self._policy, self.renderer.tokenizer, self.renderer.turn_end_id)
+        return self._stop_ids
 
     def _take_weights(self, policy: Path) -> bool:
         """Copy weights into the model that is up, if nothing else differs; say whether that was done."""

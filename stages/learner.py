@@ -32,37 +32,11 @@ from nanoskyrl.stages.policy import (
     write_info,
 )
 from nanoskyrl.stages.storage import TEMPORARY, make_directory, sync_tree
+from nanoskyrl.stages.train_config import DEFAULT_LORA_RANK, FULL_BELOW, OptimizerConfig
 
-FULL_BELOW = 50_000_000
-"""Parameters under which the whole model is trained unless told otherwise."""
-DEFAULT_LORA_RANK = 32
 DEFAULT_LR = {"full_small": 2e-4, "full": 1e-6, "lora": 1e-4}
 STATE_FILE = "optimizer.pt"
 CANARY_TOKENS = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerConfig:
-    """What the optimizer and the adapters are made with."""
-
-    lr: float | None = None
-    """None: 2e-4 for a whole model under 50 M parameters, 1e-6 for a larger one, 1e-4 for LoRA."""
-    lr_scheduler: str = "constant_with_warmup"
-    """A schedule of transformers: constant_with_warmup, linear, cosine, ..."""
-    lr_warmup_steps: int = 0
-    """Optimizer steps over which the rate rises from 0."""
-    lr_decay_steps: int | None = None
-    """Optimizer steps after which a falling schedule has fallen; needed by linear and cosine."""
-    adam_betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
-    """Gradients are scaled down to this norm."""
-    lora_rank: int | None = None
-    """0 trains the whole model; None: 0 under 50 M parameters, else 32."""
-    lora_alpha: int = 64
-    dtype: str = "auto"
-    """float32, bfloat16 or auto: bfloat16 on a GPU, float32 elsewhere."""
-    device: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)

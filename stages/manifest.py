@@ -299,8 +299,9 @@ def open_output(
         if force:
             _clear(directory)
         elif (directory / STARTED).is_file():
-            _refuse_difference(directory, head, _read_started(directory), "begun", packages=True)
-            if not keep_parts:
+            if keep_parts and (directory / part_name(0)).is_file():
+                _refuse_difference(directory, head, _read_started(directory), "begun", packages=True)
+            else:  # nothing in it is worth keeping, whatever it was begun with
                 _clear(directory)
         elif ours:
             raise OutputError(
@@ -331,7 +332,7 @@ def _short(value: Any) -> str:
 
 
 def _check_ours(directory: Path) -> bool:
-    """Return whether the directory holds files that a stage writes; refuse others."""
+    """Return whether the directory holds files that a stage put in place; refuse others."""
     names = [path.name for path in directory.iterdir()]
     known = {MANIFEST, STARTED, SUMMARY, *FOLDERS}
     for name in names:
@@ -339,7 +340,7 @@ def _check_ours(directory: Path) -> bool:
             raise OutputError(
                 f"`{directory}` holds `{name}`, which no stage wrote", hint="Name a directory of its own for the output"
             )
-    return bool(names)
+    return any(not name.endswith(TEMPORARY) for name in names)
 
 
 def _clear(directory: Path) -> None:

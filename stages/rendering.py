@@ -17,7 +17,8 @@ from nanoskyrl.stages.errors import InputError
 Message = dict[str, Any]
 
 PLAIN_TEMPLATE = (
-    "{% for message in messages %}{{ message.role.capitalize() }}: {{ message.content }}\n{% endfor %}"
+    "{% for message in messages %}{{ message.role.capitalize() }}:"
+    "{% if message.role != 'assistant' %} {% endif %}{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 """For tokenizers that bring no chat template, as those of many base models."""

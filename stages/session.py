@@ -183,11 +183,10 @@ class Session:
             if step is None:
                 raise SettingsError("sync needs a place for the policy", hint="Name one with `--target`")
             target = self.run.policy(step + 1)
-        engine_config = plugin_config(self.settings, "engine", config.engine)
         was, log = is_finished(record) and not force, self._log(record, step)
         manifest = sync(
-            source, record, config, target=target, engine=self._engine_for(config.engine), engine_config=engine_config,
-            force=force, log=log,
+            source, record, config, target=target, settings=self.settings,
+            engine=self._engine_for(config.engine), force=force, log=log,
         )  # fmt: skip
         return Outcome(manifest, target, was)
 
@@ -201,19 +200,17 @@ class Session:
             published = self.run.policies()
             policy = self.run.policy(published[-1]) if published else self.first_policy()
         version = version_of(policy) if policy else 0
-        named = output is not None
-        if output is None:
-            # A policy from elsewhere has no version here; its digest names the evaluation.
-            place = f"{version:08d}" if version is not None else policy_digest(policy)[:8] if policy else "scripted"
-            output = self.run.root / "evals" / place / (config.env or rollout_config.env)
-        was, log = is_finished(output) and not force, self._log(output, version)
+        # A policy from elsewhere has no version here; its digest names the evaluation.
+        place = f"{version:08d}" if version is not None else policy_digest(policy)[:8] if policy else "scripted"
+        target = output or self.run.root / "evals" / place / (config.env or rollout_config.env)
+        was, log = is_finished(target) and not force, self._log(target, version)
         engine = self._engine_for(rollout_config.engine)
         manifest = evaluate(
-            policy, output, config, rollout_config, settings=self.settings, engine=engine, force=force, log=log
+            policy, target, config, rollout_config, settings=self.settings, engine=engine, force=force, log=log
         )
-        if not named:
+        if output is None:
             self.begin()
-        return Outcome(manifest, output, was)
+        return Outcome(manifest, target, was)
 
     def _places(
         self, stage: str, step: int | None, source: Path | None, output: Path | None

@@ -6,8 +6,9 @@ changed if the weights did. Agreement alone would prove nothing after a small st
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from nanoskyrl.stages.config import to_plain
+from nanoskyrl.stages.config import plugin_config, to_plain
 from nanoskyrl.stages.engines import Engine, TokenEngine, make_engine
 from nanoskyrl.stages.errors import InputError, ProofError, SettingsError
 from nanoskyrl.stages.manifest import Head, Manifest, open_output, read_manifest
@@ -38,7 +39,7 @@ def sync(
     *,
     target: Path,
     engine: Engine | None = None,
-    engine_config: object = None,
+    settings: dict[str, dict[str, Any]] | None = None,
     force: bool = False,
     log: MetricsLog = MetricsLog(),
 ) -> Manifest:
@@ -50,7 +51,7 @@ def sync(
         config: Which engine, and how near is near enough.
         target: The policy's place, `policies/N`.
         engine: One that is up; else it is made here.
-        engine_config: Settings of the engine made here.
+        settings: The engine's table.
         force: Replace an output made under other settings.
         log: Where numbers go.
 
@@ -72,7 +73,7 @@ def sync(
         with watch("publish"):
             publish(trained / "policy", target)
         if engine is None:
-            engine = make_engine(config.engine, engine_config)
+            engine = make_engine(config.engine, plugin_config(settings or {}, "engine", config.engine))
         if not isinstance(engine, TokenEngine):
             raise SettingsError(f"engine `{config.engine}` holds no policy", hint="Sync into `hf`")
         with watch("proof"):

@@ -23,12 +23,13 @@ from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all, read_s
 from nanoskyrl.stages.config import plugin_config, to_plain
 from nanoskyrl.stages.digests import derive_seed
 from nanoskyrl.stages.errors import InputError, SettingsError
-from nanoskyrl.stages.learner import Learner, OptimizerConfig, StepResult, one_temperature
+from nanoskyrl.stages.learner import Learner, StepResult, one_temperature
 from nanoskyrl.stages.manifest import Head, Manifest, open_output, read_manifest
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean, peak_memory_bytes
 from nanoskyrl.stages.policy import policy_digest
 from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.shards import read_parts
+from nanoskyrl.stages.train_config import OptimizerConfig, TrainConfig
 
 NOT_IN_MANIFEST = ("device",)
 DIAGNOSTICS = pa.schema(
@@ -45,46 +46,6 @@ DIAGNOSTICS = pa.schema(
 )
 """What training saw of each row: over its sampled tokens and all passes, ratio to the old policy, k3 estimate of
 KL(old || trained) in nats, entropy in nats, and the surrogate's own share (clipped, or let through by the gate)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainConfig(OptimizerConfig):
-    """How the policy learns from a table of advantages."""
-
-    algo: str = "grpo"
-    """grpo or sapo; its settings stand in the table of that name."""
-    policy_mini_batch_size: int | None = None
-    """Prompts for one optimizer step; None: all, so that the update is on-policy at lag 0."""
-    update_epochs_per_batch: int = 1
-    """Passes over the rows."""
-    loss_reduction: str | None = None
-    """token_mean, sequence_mean or seq_mean_token_sum_norm; None: what the algorithm was published with."""
-    horizon: int | None = None
-    """The constant that seq_mean_token_sum_norm divides by."""
-    max_tokens_per_micro_batch: int = 16384
-    """Bound of one forward and backward pass, padding counted; how rows are cut changes only rounding."""
-    allow_estimator: bool = False
-    """Train on advantages of another estimator than the algorithm's."""
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that cannot be meant, before any model is loaded."""
-        for name in ("policy_mini_batch_size", "update_epochs_per_batch", "max_tokens_per_micro_batch", "horizon"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SettingsError(f"`train.{name}` must be at least 1, not {value}", hint="Give a positive number")
-        if self.lr is not None and self.lr < 0:
-            raise SettingsError(f"`train.lr` must be at least 0, not {self.lr}", hint="2e-4 suits the starter policy")
-        if self.lora_rank is not None and self.lora_rank < 0:
-            raise SettingsError(
-                f"`train.lora_rank` must be at least 0, not {self.lora_rank}", hint="0 trains the whole model"
-            )
-        if self.loss_reduction is not None:
-            reduction(self.loss_reduction)
-        if self.loss_reduction == "seq_mean_token_sum_norm" and self.horizon is None:
-            raise SettingsError(
-                "`train.loss_reduction` is seq_mean_token_sum_norm without a horizon",
-                hint="Set `train.horizon`, for instance to max_generate_length",
-            )
 
 
 def train(
@@ -246,7 +207,8 @@ class Update:
         self.sequences, self.temperature = sequences, temperature
         self._weights = reduction(config.loss_reduction or algorithm.loss_reduction)
         self._sums = _Sums()
-        self._gaps: list[float] = []
+        self._gap = _Sums()
+        self._steps_taken = 0
         self._largest_ratio = 0.0
         self._loss = 0.0
         self._rows = {
@@ -259,7 +221,9 @@ class Update:
         totals = Totals(tokens=sum(trained[row] for row in rows), rows=len(rows), horizon=self.config.horizon)
         batches = collate_all(self.sequences, rows, self.config.max_tokens_per_micro_batch, learner.device)
         self._loss = 0.0
-        return learner.step(batches, lambda batch: self._loss_of(learner, batch, totals))
+        result = learner.step(batches, lambda batch: self._loss_of(learner, batch, totals))
+        self._steps_taken += 1
+        return result
 
     def _loss_of(self, learner: Learner, batch: MicroBatch, totals: Totals) -> Tensor:
         found = learner.statistics(batch, self.temperature)
@@ -271,7 +235,7 @@ class Update:
         loss = -(objective.masked_fill(~on, 0.0) * self._weights(batch.loss_mask, totals)).sum()
         with torch.no_grad():
             self._observe(batch, log_ratio.detach(), found.logprobs.detach(), found.entropy, reported)
-        self._loss += float(loss)
+        self._loss += float(loss.detach())
         return loss
 
     def _observe(
@@ -280,9 +244,8 @@ class Update:
         mask, ratio = batch.loss_mask, log_ratio.exp()
         kl = (-log_ratio).exp() + log_ratio - 1  # k3 of the trained against the old policy
         self._sums.add(mask, {"ratio": ratio, "kl": kl, "entropy": entropy, **reported})
-        if not self._gaps or len(self._gaps) < len(self.sequences):
-            gap = ((logprobs - batch.logprobs).abs() * mask).sum(-1)
-            self._gaps += gap.tolist()
+        if not self._steps_taken:  # later the policy is another than the one that sampled
+            self._gap.add(mask, {"gap": (logprobs - batch.logprobs).abs()})
         on = mask.bool()
         self._largest_ratio = max(self._largest_ratio, float(ratio.masked_fill(~on, 0).max()))
         share = next(iter(reported.values()), torch.zeros_like(mask))
@@ -317,7 +280,6 @@ class Update:
         """Return the numbers of the update."""
         means = self._sums.means()
         tokens = sum(self.sequences.lengths) * self.config.update_epochs_per_batch
-        trained = sum(self.sequences.trained_tokens)
         return {
             "train/loss": self._loss,
             "train/lr": steps[-1].lr if steps else None,
@@ -331,8 +293,6 @@ class Update:
             "train/ratio/max": self._largest_ratio,
             "policy/ppo_kl": means.pop("kl", None),
             "policy/policy_entropy": means.pop("entropy", None),
-            "policy/rollout_train_logprobs_abs_diff_mean": sum(self._gaps) / trained
-            if trained and self._gaps
-            else None,
+            "policy/rollout_train_logprobs_abs_diff_mean": self._gap.means().get("gap"),
             **{f"policy/{name}": value for name, value in means.items()},
         }

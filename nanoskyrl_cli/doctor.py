@@ -1,0 +1,22 @@
+"""`skyrl doctor`."""
+
+from nanoskyrl_cli.options import JsonOption, print_json
+
+
+def doctor(as_json: JsonOption = False) -> int:
+    """Say what this machine can do, and what to install for the rest.
+
+    Example: skyrl doctor
+    """
+    from nanoskyrl.stages.doctor import examine
+
+    checks = examine()
+    if as_json:
+        print_json([check.to_plain() for check in checks])
+    else:
+        width = max(len(check.name) for check in checks)
+        for check in checks:
+            print(f"{'ok  ' if check.ok else 'no  '} {check.name:<{width}}  {check.found}")
+            if not check.ok and check.remedy:
+                print(f"     {'':<{width}}  {check.remedy}")
+    return 0 if all(check.ok for check in checks if check.needed) else 1

@@ -1,0 +1,41 @@
+"""`skyrl init`."""
+
+from typing import Annotated
+
+import typer
+
+from nanoskyrl_cli.options import ForceOption, RunOption, SetOption, say
+
+
+def init(
+    run: RunOption = None,
+    preset: Annotated[str | None, typer.Option(help="Begin from a preset: quickstart.", show_default=False)] = None,
+    assignments: SetOption = None,
+    force: ForceOption = False,
+    rebuild_starter: Annotated[
+        bool, typer.Option("--rebuild-starter", help="Make the starter policy again; about ten minutes on two cores.")
+    ] = False,
+    starter_out: Annotated[
+        str | None, typer.Option(help="Where to put it; default: the package's own place.", show_default=False)
+    ] = None,
+) -> None:
+    """Write a run.toml with every setting and what it means.
+
+    Example: skyrl init --run runs/mine
+    """
+    if rebuild_starter:
+        from nanoskyrl.stages.policy import STARTER_DIRECTORY
+        from nanoskyrl.stages.starter import build_starter
+        from nanoskyrl.stages.storage import as_path
+
+        place = as_path(starter_out) if starter_out else STARTER_DIRECTORY
+        build_starter(place, report=say)
+        say(f"Made the starter policy at {place}")
+        return
+    from nanoskyrl.stages.template import write_settings
+    from nanoskyrl_cli.options import settings_of
+
+    found, settings = settings_of(run, None, assignments, preset=preset)
+    path = write_settings(found, settings, force=force)
+    say(f"Wrote {path}")
+    say(f"Next: skyrl loop --run {found.root}")

@@ -1,0 +1,28 @@
+"""`skyrl list`."""
+
+from typing import Annotated
+
+import typer
+
+from nanoskyrl_cli.options import JsonOption, print_json
+
+
+def list_names(
+    kind: Annotated[
+        str | None,
+        typer.Argument(help="env, engine, algo, estimator, tool or preset; default: all.", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List what can be named: environments, engines, algorithms and the like.
+
+    Example: skyrl list env
+    """
+    from nanoskyrl.stages.catalogue import catalogue
+
+    found = catalogue(kind)
+    if as_json:
+        print_json(found)
+        return
+    for name, entries in found.items():
+        print(f"{name}: {', '.join(entries)}")

@@ -1,0 +1,55 @@
+"""`skyrl loop`."""
+
+from typing import Annotated
+
+import typer
+
+from nanoskyrl_cli.options import (
+    ConfigOption,
+    EnvOption,
+    PolicyOption,
+    RunOption,
+    SeedOption,
+    SetOption,
+    say,
+    settings_of,
+)
+
+
+def loop(
+    steps: Annotated[
+        int | None, typer.Option(help="Policies to train, from the beginning of the run.", show_default=False)
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Settings that ship with nanoskyrl: quickstart.", show_default=False)
+    ] = None,
+    env: EnvOption = None,
+    algo: Annotated[str | None, typer.Option(help="grpo or sapo.", show_default=False)] = None,
+    policy: PolicyOption = None,
+    lag: Annotated[
+        int | None, typer.Option(help="Sample from the policy of that many steps ago.", show_default=False)
+    ] = None,
+    seed: SeedOption = None,
+    run: RunOption = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Go on with other settings than the run began with.")] = False,
+) -> None:
+    """Run rollout, score, advantage, train and sync, step after step; go on where a killed run stopped.
+
+    Example: skyrl loop --preset quickstart
+    """
+    from nanoskyrl.stages.curve import curve, report_line
+    from nanoskyrl.stages.loop import loop as run_loop
+
+    flags = {
+        "run": {"policy": policy, "seed": seed, "lag": lag},
+        "rollout": {"env": env},
+        "train": {"algo": algo},
+        "loop": {"steps": steps},
+    }
+    found, settings = settings_of(run, config, assignments, flags, preset=preset)
+    done = run_loop(found, settings, report=lambda step, numbers: say(report_line(step, numbers)), force=force)
+    say(curve(found) if done else f"up to date: {found.root}")
+    say(f"Run: {found.root}")
+    say(f"Next: skyrl show {found.root}, or skyrl show {found.root} --timing")

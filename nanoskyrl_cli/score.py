@@ -1,0 +1,41 @@
+"""`skyrl score`."""
+
+from typing import Annotated
+
+import typer
+
+from nanoskyrl_cli.options import (
+    ConfigOption,
+    ForceOption,
+    JsonOption,
+    OutOption,
+    RunOption,
+    SetOption,
+    SourceArgument,
+    finish,
+    open_session,
+    path,
+    weights,
+)
+
+
+def score(
+    rollout: SourceArgument = None,
+    reward: Annotated[
+        list[str] | None,
+        typer.Option(help="`env` or module:function, with =weight if not 1; may be repeated.", show_default=False),
+    ] = None,
+    run: RunOption = None,
+    out: OutOption = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Give every trajectory its reward, or say why it has none.
+
+    Example: skyrl score
+    """
+    session = open_session(run, config, assignments, {"score": {"rewards": weights(reward) if reward else None}})
+    outcome = session.score(source=path(rollout), output=path(out), force=force)
+    return finish(outcome, session, "advantage", as_json)

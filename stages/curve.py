@@ -1,0 +1,56 @@
+"""A run's learning curve as plain text, and one line for each step while it runs."""
+
+from typing import Any
+
+from nanoskyrl.stages.metrics import latest, read_metrics
+from nanoskyrl.stages.runs import Run
+
+WIDTH, HEIGHT = 72, 16
+BAR = 20
+
+
+def report_line(step: int, numbers: dict[str, Any]) -> str:
+    """Return what a step did, in one line."""
+    if numbers.get("stage") == "eval":
+        name = next((key.split("/")[1] for key in numbers if key.startswith("eval/") and key.endswith("/success")), "")
+        success = numbers.get(f"eval/{name}/success")
+        samples = numbers.get(f"eval/{name}/samples")
+        return f"policy {step:4d}  held-out success {_percent(success)} on {samples} samples of {name}"
+    success = numbers.get("reward/success")
+    bar = "█" * round(BAR * (success or 0.0))
+    shown = {"reward": "reward/avg_raw_reward", "entropy": "policy/policy_entropy", "grad": "train/grad_norm"}
+    rest = "  ".join(f"{name} {_short(numbers.get(key))}" for name, key in shown.items())
+    seconds = _short(numbers.get("loop/timing/total"))
+    return f"step {step:4d}  success {_percent(success)} {bar:<{BAR}}  {rest}  {seconds} s"
+
+
+def _percent(value: float | None) -> str:
+    return "   ?  " if value is None else f"{100 * value:5.1f}%"
+
+
+def _short(value: float | None) -> str:
+    return "?" if value is None else f"{value:.3g}"
+
+
+def curve(run: Run) -> str:
+    """Return a plot of sampled success by step, with the held-out evaluations below; empty for a run without steps."""
+    import plotext
+
+    lines = read_metrics(run.metrics)
+    by_step = {step: line["reward/success"] for step, line in latest(lines, "score").items()}
+    points = sorted((step, value) for step, value in by_step.items() if value is not None)
+    if not points:
+        return f"no finished step in {run.root}"
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plot_size(WIDTH, HEIGHT)
+    plotext.plot([step for step, _ in points], [value for _, value in points], marker="braille")
+    plotext.ylim(0, 1)
+    plotext.xlim(0, max(1, points[-1][0]))
+    plotext.title("sampled success of training tasks, by step")
+    rows = [plotext.uncolorize(plotext.build()).rstrip()]
+    for version, line in sorted(latest(lines, "eval").items()):
+        name = next(key.split("/")[1] for key in line if key.startswith("eval/"))
+        success, samples = line.get(f"eval/{name}/success"), line.get(f"eval/{name}/samples")
+        rows.append(f"held-out {name}, policy {version}: success {_percent(success).strip()} on {samples} samples")
+    return "\n".join(rows)

@@ -1,0 +1,127 @@
+"""What this machine can do, checked by doing it, and what to install for the rest."""
+
+import importlib
+import importlib.util
+import os
+import platform
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nanoskyrl.stages.errors import NanoskyrlError
+from nanoskyrl.stages.manifest import package_version
+
+NEEDED = ("torch", "transformers", "accelerate", "peft", "datasets", "pyarrow", "tokenizers")
+OPTIONAL = {
+    "vllm": "pip install nanoskyrl[vllm], on a machine with CUDA",
+    "deepspeed": "pip install nanoskyrl[deepspeed]",
+    "ray": "pip install nanoskyrl[ray]",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was tried."""
+
+    name: str
+    ok: bool
+    found: str
+    remedy: str = ""
+    needed: bool = True
+    """Whether the laptop loop cannot do without it."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the check as JSON-ready values."""
+        return asdict(self)
+
+
+def examine() -> list[Check]:
+    """Try everything and return what was found."""
+    return [
+        Check(
+            "python", (3, 11) <= sys.version_info[:2] <= (3, 13), platform.python_version(), "Use Python 3.11 to 3.13"
+        ),
+        *(_import(name, f"pip install {name}", needed=True) for name in NEEDED),
+        _torchvision(),
+        _devices(),
+        _memory(),
+        _starter(),
+        _writable(Path.cwd()),
+        *(_import(name, remedy, needed=False) for name, remedy in OPTIONAL.items()),
+    ]
+
+
+def _import(name: str, remedy: str, *, needed: bool) -> Check:
+    if importlib.util.find_spec(name) is None:
+        return Check(name, False, "not installed", remedy, needed)
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # a broken installation raises anything at all
+        return Check(name, False, f"does not import: {type(error).__name__}: {error}", remedy, needed)
+    return Check(name, True, package_version(name) or "version unknown", needed=needed)
+
+
+def _torchvision() -> Check:
+    """A torchvision of another build than torch breaks transformers when it imports models."""
+    if importlib.util.find_spec("torchvision") is None:
+        return Check("torchvision", True, "not installed, and not needed", needed=False)
+    return _import(
+        "torchvision", "pip uninstall torchvision: a build that does not fit torch breaks transformers", needed=True
+    )
+
+
+def _devices() -> Check:
+    import torch
+
+    if torch.cuda.is_available():
+        names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
+        return Check(
+            "gpu",
+            True,
+            f"{torch.cuda.device_count()} x {', '.join(sorted(names))}, CUDA {torch.version.cuda}",
+            needed=False,
+        )
+    return Check(
+        "gpu",
+        False,
+        f"none; {torch.get_num_threads()} CPU threads",
+        "The starter policy needs none; larger models do",
+        False,
+    )
+
+
+def _memory() -> Check:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    return Check("memory", total >= 4, f"{total:.0f} GiB", "The quickstart needs 4 GiB")
+
+
+def _starter() -> Check:
+    """Load the starter policy and sample from it."""
+    try:
+        from nanoskyrl.stages.engines import HfConfig, Request, Sampling
+        from nanoskyrl.stages.hf_engine import HfEngine
+        from nanoskyrl.stages.policy import STARTER, resolve_policy
+
+        engine = HfEngine(HfConfig(device="cpu"))
+        engine.load(resolve_policy(STARTER))
+        prompt = engine.renderer.prompt_ids([{"role": "user", "content": "What is 1 + 1?"}])
+        found = engine.generate([Request(prompt_ids=prompt, seed=0, max_tokens=8)], Sampling())
+    except NanoskyrlError as error:
+        return Check("starter policy", False, str(error), error.hint or "")
+    return Check("starter policy", True, f"loads and samples ({len(found[0].token_ids)} tokens)")
+
+
+def _writable(folder: Path) -> Check:
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        return Check(
+            "writable",
+            False,
+            f"{folder}: {error.strerror}",
+            "Run in a directory you may write to, or name one with `--run`",
+        )
+    return Check("writable", True, str(folder))

@@ -1,0 +1,236 @@
+"""Shards, runs and trajectories as a person would look at them: tables that fit the terminal."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from nanoskyrl.stages import rollout as rollout_stage
+from nanoskyrl.stages import score as score_stage
+from nanoskyrl.stages.curve import curve
+from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.manifest import SUMMARY, Manifest, is_finished, read_manifest
+from nanoskyrl.stages.metrics import latest, read_metrics
+from nanoskyrl.stages.runs import STAGES, Run
+from nanoskyrl.stages.shards import read_part, read_parts
+from nanoskyrl.stages.trajectory import Trajectory, from_table
+
+TASK_WIDTH = 24
+
+
+def headline(manifest: Manifest, output: Path) -> str:
+    """Return one line that says what a stage's output holds."""
+    text = {
+        "rollout": _rollout_line, "score": _score_line, "advantage": _advantage_line, "train": _train_line,
+        "sync": _sync_line, "eval": _eval_line,
+    }[manifest.stage](manifest, output)  # fmt: skip
+    return f"{text}: {output}"
+
+
+def _rollout_line(manifest: Manifest, output: Path) -> str:
+    numbers = rollout_stage.summary(read_parts(output, manifest, rollout_stage.SUMMARY_COLUMNS))
+    ends = ", ".join(f"{key.rsplit('/', 1)[1]} {value}" for key, value in numbers.items() if "/stop_reason/" in key)
+    settings = manifest.settings["rollout"]
+    turns, tokens = numbers["rollout/turns/mean"] or 0, numbers["rollout/response_tokens/mean"] or 0
+    each = f"{turns:.1f} turns and {tokens:.0f} sampled tokens each"
+    return f"{manifest.rows_out} rows of {settings['env']}, {each}, ended by {ends}"
+
+
+def _score_line(manifest: Manifest, output: Path) -> str:
+    numbers = score_stage.summary(read_parts(output, manifest, score_stage.SUMMARY_COLUMNS))
+    success, reward = _number(numbers["reward/success"]), _number(numbers["reward/avg_raw_reward"])
+    return f"{manifest.rows_out} rows scored, success {success}, reward {reward}"
+
+
+def _advantage_line(manifest: Manifest, output: Path) -> str:
+    kept = manifest.rows_out - sum(manifest.dropped.values())
+    dropped = ", ".join(f"{reason} {count}" for reason, count in manifest.dropped.items())
+    return f"{kept} of {manifest.rows_out} rows to learn from" + (f" (left out: {dropped})" if dropped else "")
+
+
+def _train_line(manifest: Manifest, output: Path) -> str:
+    settings, facts = manifest.settings["train"], manifest.facts
+    how = f"LoRA rank {facts['lora_rank']}" if facts["lora_rank"] else "the whole model"
+    steps = "1 optimizer step" if facts["optimizer_steps"] == 1 else f"{facts['optimizer_steps']} optimizer steps"
+    return f"policy trained with {settings['algo']}, {steps} on {how}, lr {facts['lr']:g}"
+
+
+def _sync_line(manifest: Manifest, output: Path) -> str:
+    version = manifest.facts.get("version")
+    return f"policy {version if version is not None else manifest.facts['policy'][:12]} published and proved"
+
+
+def _eval_line(manifest: Manifest, output: Path) -> str:
+    numbers = json.loads((output / SUMMARY).read_bytes())
+    low, high = numbers["success_95"] or (None, None)
+    env = manifest.settings["rollout"]["env"]
+    return (
+        f"success {_number(numbers['success'])} [{_number(low)}, {_number(high)}] on {numbers['tasks']} tasks of {env}"
+    )
+
+
+def _number(value: Any) -> str:
+    return "?" if value is None else f"{value:.3f}"
+
+
+def show(place: Path, *, row: int | None = None, timing: bool = False, limit: int = 10) -> None:
+    """Print a run, the output of a stage, one part, or one row of it, on stdout.
+
+    Raises:
+        InputError: nothing of the kind is there.
+        SettingsError: there is no such row.
+    """
+    console = Console()
+    if place.suffix == ".parquet":
+        _show_table(console, read_part(place), row, limit)
+        return
+    if is_finished(place):
+        manifest = read_manifest(place)
+        console.print(escape(headline(manifest, place)))
+        if manifest.stage in ("rollout", "score", "advantage", "eval"):
+            _show_table(console, pa.concat_tables(read_parts(place, manifest)), row, limit)
+        elif manifest.parts:
+            _show_diagnostics(console, pa.concat_tables(read_parts(place, manifest)), limit)
+        return
+    if not place.is_dir():
+        raise InputError(f"there is nothing at `{place}`", hint="Name a run, the directory of a stage, or a part")
+    run = Run(place)
+    if not run.steps() and not run.policies():
+        read_manifest(place)  # says what is wrong with a stage's directory
+    if timing:
+        console.print(timing_table(run))
+        return
+    console.print(_run_table(run, limit))
+    console.print(Text(curve(run)))
+
+
+def _show_table(console: Console, table: pa.Table, row: int | None, limit: int) -> None:
+    if row is not None:
+        if not -table.num_rows <= row < table.num_rows:
+            raise SettingsError(f"there is no row {row}", hint=f"Rows are 0 to {table.num_rows - 1}")
+        _show_trajectory(console, next(from_table(table.slice(row % table.num_rows, 1))))
+        return
+    grid = Table(box=None, pad_edge=False, expand=True)
+    scored = "reward" in table.column_names
+    grid.add_column("row", justify="right", no_wrap=True)
+    grid.add_column("task", no_wrap=True, max_width=TASK_WIDTH)
+    grid.add_column("status", no_wrap=True)
+    for name in ("sample", "turns", "tokens", *(("reward",) if scored else ())):
+        grid.add_column(name, justify="right", no_wrap=True, min_width=len(name))
+    grid.add_column("response", no_wrap=True, ratio=1)
+    for index, t in enumerate(from_table(table.slice(0, limit))):
+        cells = [str(index), t.task_id, t.status, str(t.sample), str(len(t.turns)), str(t.completion_tokens)]
+        cells += [_number(t.reward)] if scored else []
+        grid.add_row(*map(escape, [*cells, " ".join(t.response.split())]))
+    console.print(grid)
+    if table.num_rows > limit:
+        console.print(f"{table.num_rows - limit} more; --limit shows them, --row N prints one whole")
+
+
+def _show_trajectory(console: Console, t: Trajectory) -> None:
+    facts = {
+        "trajectory": t.trajectory_id,
+        "task": f"{t.env} {t.split} {t.task_id}",
+        "group, sample": f"{t.group_id}, {t.sample}",
+        "policy": f"version {t.policy_version}, digest {(t.policy_digest or 'none')[:12]}",
+        "sampled at": f"temperature {t.temperature:g}, top_p {t.top_p:g}, top_k {t.top_k}, seed {t.seed}",
+        "ended": f"{t.status} ({t.stop_reason})",
+        "tokens": f"{t.prompt_tokens} prompt, {t.completion_tokens} sampled",
+        "reward": f"{t.reward} {t.reward_parts or ''}" if t.score_status else "not scored yet",
+        "success": str(t.success) if t.score_status else "not scored yet",
+        "metadata": json.dumps(t.metadata, ensure_ascii=False),
+    }
+    grid = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in facts.items():
+        grid.add_row(name, escape(value))
+    console.print(grid)
+    colours = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
+    for message in t.messages:
+        role, text = str(message["role"]), Text(str(message["content"]))
+        console.print(Panel(text, title=role, title_align="left", border_style=colours.get(role, "white")))
+    for number, turn in enumerate(t.turns):
+        for call in turn.tool_calls:
+            args = json.dumps(call.args, ensure_ascii=False)
+            outcome = "ok" if call.ok else f"failed: {call.error}"
+            console.print(escape(f"turn {number}: {call.tool}({args}) -> {call.result!r}, {outcome}"))
+    if t.error:
+        console.print(escape(f"error: {t.error}"), style="red")
+
+
+def _show_diagnostics(console: Console, table: pa.Table, limit: int) -> None:
+    grid = Table(box=None, pad_edge=False)
+    for name in table.column_names:
+        grid.add_column(name, justify="left" if name == "trajectory_id" else "right")
+    for row in table.slice(0, limit).to_pylist():
+        grid.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value)[:12] for value in row.values()))
+    console.print(grid)
+
+
+def _run_table(run: Run, limit: int) -> Table:
+    lines = read_metrics(run.metrics)
+    grid = Table(box=None, pad_edge=False)
+    names = ("step", "stages", "success", "reward", "loss", "entropy", "kl", "grad norm", "seconds")
+    for name in names:
+        grid.add_column(name, justify="right")
+    scores, trains, loops = (latest(lines, stage) for stage in ("score", "train", "loop"))
+    for step in run.steps()[-limit:]:
+        done = "".join(stage[0] if is_finished(run.stage(step, stage)) else "." for stage in STAGES)
+        score, train, loop = scores.get(step, {}), trains.get(step, {}), loops.get(step, {})
+        values = (
+            score.get("reward/success"),
+            score.get("reward/avg_raw_reward"),
+            train.get("train/loss"),
+            train.get("policy/policy_entropy"),
+            train.get("policy/ppo_kl"),
+            train.get("train/grad_norm"),
+            loop.get("timing/total"),
+        )
+        grid.add_row(str(step), done, *("" if value is None else f"{value:.3g}" for value in values))
+    return grid
+
+
+def timing_table(run: Run) -> Table:
+    """Return where a run's time went: generating, training, and everything else by name."""
+    seconds = time_spent(run)
+    total = sum(seconds.values())
+    grid = Table(box=None, pad_edge=False)
+    grid.add_column("what")
+    grid.add_column("seconds", justify="right")
+    grid.add_column("share", justify="right")
+    for name, value in seconds.items():
+        grid.add_row(name, f"{value:.1f}", f"{value / total:.1%}" if total else "")
+    other = total - seconds["generating"] - seconds["training"]
+    grid.add_section()
+    grid.add_row("neither generating nor training", f"{other:.1f}", f"{other / total:.1%}" if total else "")
+    grid.add_row("total", f"{total:.1f}", "")
+    return grid
+
+
+def time_spent(run: Run) -> dict[str, float]:
+    """Return a run's seconds by what they were spent on; a step done again counts as often as it was done."""
+    lines = read_metrics(run.metrics)
+
+    def spent(stage: str, name: str = "total") -> float:
+        return sum(line.get(f"timing/{name}") or 0.0 for line in lines if line.get("stage") == stage)
+
+    generating, training = spent("rollout", "generate") + spent("eval", "generate"), spent("train", "train")
+    environments = spent("rollout", "env") + spent("eval", "env")
+    return {
+        "generating": generating,
+        "training": training,
+        "start-up and imports": spent("startup", "startup"),
+        "environments": environments,
+        "rollout, besides": spent("rollout") - spent("rollout", "generate") - spent("rollout", "env"),
+        "score": spent("score"),
+        "advantage": spent("advantage"),
+        "train, besides": spent("train") - training,
+        "sync": spent("sync"),
+        "eval, besides": spent("eval") - spent("eval", "generate") - spent("eval", "env"),
+        "loop, besides": max(0.0, spent("loop") - sum(spent(stage) for stage in STAGES)) if spent("loop") else 0.0,
+    }

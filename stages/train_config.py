@@ -1,0 +1,74 @@
+"""Settings of training, apart from the code they set: reading a settings file must not load torch."""
+
+from dataclasses import dataclass
+
+from nanoskyrl.algos.aggregate import reduction
+from nanoskyrl.stages.errors import SettingsError
+
+FULL_BELOW = 50_000_000
+"""Parameters under which the whole model is trained unless told otherwise."""
+DEFAULT_LORA_RANK = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """What the optimizer and the adapters are made with."""
+
+    lr: float | None = None
+    """None: 2e-4 for a whole model under 50 M parameters, 1e-6 for a larger one, 1e-4 for LoRA."""
+    lr_scheduler: str = "constant_with_warmup"
+    """A schedule of transformers: constant_with_warmup, linear, cosine, ..."""
+    lr_warmup_steps: int = 0
+    """Optimizer steps over which the rate rises from 0."""
+    lr_decay_steps: int | None = None
+    """Optimizer steps after which a falling schedule has fallen; needed by linear and cosine."""
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+    lora_rank: int | None = None
+    """0 trains the whole model; None: 0 under 50 M parameters, else 32."""
+    lora_alpha: int = 64
+    dtype: str = "auto"
+    """float32, bfloat16 or auto: bfloat16 on a GPU, float32 elsewhere."""
+    device: str = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig(OptimizerConfig):
+    """How the policy learns from a table of advantages."""
+
+    algo: str = "grpo"
+    """grpo or sapo; its settings stand in the table of that name."""
+    policy_mini_batch_size: int | None = None
+    """Prompts for one optimizer step; None: all, so that the update is on-policy at lag 0."""
+    update_epochs_per_batch: int = 1
+    """Passes over the rows."""
+    loss_reduction: str | None = None
+    """token_mean, sequence_mean or seq_mean_token_sum_norm; None: what the algorithm was published with."""
+    horizon: int | None = None
+    """The constant that seq_mean_token_sum_norm divides by."""
+    max_tokens_per_micro_batch: int = 16384
+    """Bound of one forward and backward pass, padding counted; how rows are cut changes only rounding."""
+    allow_estimator: bool = False
+    """Train on advantages of another estimator than the algorithm's."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be meant, before any model is loaded."""
+        for name in ("policy_mini_batch_size", "update_epochs_per_batch", "max_tokens_per_micro_batch", "horizon"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingsError(f"`train.{name}` must be at least 1, not {value}", hint="Give a positive number")
+        if self.lr is not None and self.lr < 0:
+            raise SettingsError(f"`train.lr` must be at least 0, not {self.lr}", hint="2e-4 suits the starter policy")
+        if self.lora_rank is not None and self.lora_rank < 0:
+            raise SettingsError(
+                f"`train.lora_rank` must be at least 0, not {self.lora_rank}", hint="0 trains the whole model"
+            )
+        if self.loss_reduction is not None:
+            reduction(self.loss_reduction)
+        if self.loss_reduction == "seq_mean_token_sum_norm" and self.horizon is None:
+            raise SettingsError(
+                "`train.loss_reduction` is seq_mean_token_sum_norm without a horizon",
+                hint="Set `train.horizon`, for instance to max_generate_length",
+            )

@@ -1,0 +1,126 @@
+"""Proof that what lies on disk is what the stages wrote: every digest, and the chain of parents."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nanoskyrl.stages.digests import digest_file
+from nanoskyrl.stages.errors import InputError
+from nanoskyrl.stages.manifest import MANIFEST, Manifest, is_finished, read_manifest
+from nanoskyrl.stages.policy import policy_digest
+from nanoskyrl.stages.runs import INPUT_OF, STAGES, Run
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was looked at and what was found wrong."""
+
+    checked: int = 0
+    """Files and links between manifests."""
+    broken: list[str] = field(default_factory=list)
+    pruned: list[str] = field(default_factory=list)
+    """Optimizer states that were deleted to save space: no fault."""
+    unfinished: list[str] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing is broken."""
+        return not self.broken
+
+    def lines(self) -> Iterator[str]:
+        """Yield the findings as text."""
+        for line in self.broken:
+            yield f"broken: {line}"
+        for line in self.unfinished:
+            yield f"unfinished: {line}"
+        pruned = f", {len(self.pruned)} pruned" if self.pruned else ""
+        yield f"{self.checked} checks, {len(self.broken)} broken{pruned}"
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the findings as JSON-ready values."""
+        return {**asdict(self), "holds": self.holds}
+
+
+def verify(place: Path) -> Verdict:
+    """Check a run, or the output of one stage.
+
+    Raises:
+        InputError: there is nothing to check.
+    """
+    verdict = Verdict()
+    if is_finished(place):
+        _check_files(place, read_manifest(place), verdict)
+        return verdict
+    run = Run(place)
+    if not run.steps() and not run.policies():
+        raise InputError(
+            f"`{place}` is neither a run nor a finished stage", hint="Name a run directory such as runs/default"
+        )
+    for version in run.policies():
+        _check_policy(run, version, verdict)
+    for step in run.steps():
+        _check_step(run, step, verdict)
+    for folder in sorted((place / "evals").glob("*/*")):
+        _check_directory(folder, verdict)
+    return verdict
+
+
+def _check_step(run: Run, step: int, verdict: Verdict) -> None:
+    manifests: dict[str, Manifest] = {}
+    for stage in STAGES:
+        folder = run.stage(step, stage)
+        if not folder.is_dir():
+            continue
+        if (manifest := _check_directory(folder, verdict)) is not None:
+            manifests[stage] = manifest
+    for stage, manifest in manifests.items():
+        parent = INPUT_OF.get(stage)
+        if parent in manifests:
+            verdict.checked += 1
+            if manifest.inputs.get(parent) != manifests[parent].digest:
+                verdict.broken.append(
+                    f"{run.stage(step, stage)}: its parent `{parent}` is another than the one it was made from"
+                )
+    # Every policy that a step names must be one that was published.
+    rollout = manifests.get("rollout")
+    if rollout is not None and rollout.policy is not None:
+        verdict.checked += 1
+        if rollout.policy not in {policy_digest(run.policy(version)) for version in run.policies()}:
+            verdict.broken.append(f"{run.stage(step, 'rollout')}: sampled from a policy that is not in this run")
+
+
+def _check_directory(folder: Path, verdict: Verdict) -> Manifest | None:
+    if not (folder / MANIFEST).is_file():
+        verdict.unfinished.append(str(folder))
+        return None
+    try:
+        manifest = read_manifest(folder)
+    except InputError as error:
+        verdict.broken.append(str(error))
+        return None
+    _check_files(folder, manifest, verdict)
+    return manifest
+
+
+def _check_files(folder: Path, manifest: Manifest, verdict: Verdict) -> None:
+    wanted = {part.name: part.digest for part in manifest.parts} | manifest.files
+    for name, digest in wanted.items():
+        path = folder / name
+        verdict.checked += 1
+        if not path.is_file():
+            if name.startswith("state/") and not (folder / "state").exists():
+                verdict.pruned.append(str(path))
+            else:
+                verdict.broken.append(f"{path} is missing")
+        elif digest_file(path) != digest:
+            verdict.broken.append(f"{path} has another digest than its manifest says")
+
+
+def _check_policy(run: Run, version: int, verdict: Verdict) -> None:
+    if version == 0 or not is_finished(run.stage(version - 1, "train")):
+        return
+    verdict.checked += 1
+    made = read_manifest(run.stage(version - 1, "train"))
+    if policy_digest(run.policy(version)) != made.facts.get("policy"):
+        verdict.broken.append(f"{run.policy(version)} is not what step {version - 1} trained")

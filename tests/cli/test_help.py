@@ -1,0 +1,37 @@
+import subprocess
+import sys
+
+import pytest
+from nanoskyrl_cli.main import app, run
+
+COMMANDS = ["rollout", "score", "advantage", "train", "sync", "eval", "loop", "show", "verify", "init", "list", "plan", "doctor"]
+
+
+def test_help_loads_neither_torch_nor_transformers_nor_pyarrow():
+    program = "import sys; from nanoskyrl_cli.main import run; run(['--help']); print([m for m in ('torch', 'transformers', 'pyarrow', 'numpy', 'vllm') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", ["score", "advantage", "show", "verify", "list", "init"])
+def test_commands_that_need_no_model_do_not_load_torch(command, tmp_path):
+    program = f"import sys; from nanoskyrl_cli.main import run; run(['{command}', '--run', r'{tmp_path}']); print('torch' in sys.modules)"
+    if command == "list":
+        program = program.replace(f"'--run', r'{tmp_path}'", "")
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "False"
+
+
+def test_every_command_is_listed():
+    assert sorted(command.name for command in app.registered_commands) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command, capsys):
+    assert run([command, "--help"]) == 0
+    assert f"skyrl {command}" in capsys.readouterr().out.split("Example:")[1]
+
+
+def test_without_a_command_the_help_is_shown(capsys):
+    assert run([]) == 2
+    assert "rollout" in "".join(capsys.readouterr())

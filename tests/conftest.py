@@ -1,0 +1,68 @@
+"""Fixtures that several test modules share."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from nanoskyrl.stages.trajectory import Trajectory, Turn
+
+
+@pytest.fixture
+def make_trajectory() -> Callable[..., Trajectory]:
+    """Return a maker of rows: three prompt tokens, two sampled ones, then what is changed."""
+
+    def make(**changes: Any) -> Trajectory:
+        row = Trajectory(
+            trajectory_id="t0",
+            group_id="g0",
+            sample=0,
+            env="text_math",
+            task_id="addition-1-000000",
+            split="train",
+            seed=1,
+            policy_version=0,
+            policy_digest="d" * 64,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=0,
+            logprobs_mode="processed",
+            prompt_ids=np.array([1, 2, 3], np.int32),
+            response_ids=np.array([4, 5], np.int32),
+            loss_mask=np.array([1, 1], np.int8),
+            logprobs=np.array([-0.5, -0.25], np.float32),
+            prompt="What is 1 + 1?",
+            response="<answer>2</answer>",
+            messages=[
+                {"role": "user", "content": "What is 1 + 1?"},
+                {"role": "assistant", "content": "<answer>2</answer>"},
+            ],
+            turns=[Turn(action="<answer>2</answer>", observation="", done=True, first_token=0, token_count=2)],
+            status="completed",
+            stop_reason="stop",
+            trainable=True,
+            prompt_tokens=3,
+            completion_tokens=2,
+            metadata={"ground_truth": "2"},
+        )
+        return replace(row, **changes)
+
+    return make
+
+
+@pytest.fixture
+def group(make_trajectory: Callable[..., Trajectory]) -> Callable[..., list[Trajectory]]:
+    """Return a maker of one group's scored rows from their rewards; None is an unscored row."""
+
+    def make(rewards: list[float | None], name: str = "g0", **changes: Any) -> list[Trajectory]:
+        return [
+            make_trajectory(
+                trajectory_id=f"{name}-{i}", group_id=name, sample=i, reward=reward,
+                success=None if reward is None else reward > 0.5,
+                score_status="scored" if reward is not None else "verifier_error", **changes,
+            )
+            for i, reward in enumerate(rewards)
+        ]  # fmt: skip
+
+    return make

@@ -1,0 +1,45 @@
+"""Running the command and the loop in tests, and comparing what they leave."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+
+SMALL = {
+    "rollout": {"train_batch_size": 4, "n_samples_per_prompt": 4, "max_generate_length": 32, "rows_per_part": 8},
+    "loop": {"steps": 2},
+}
+"""Settings of a run whose step takes a fraction of a second, in two parts."""
+
+
+def skyrl(*arguments: Any, cwd: Path | None = None, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+    """Run the command in a new process, as a user does."""
+    command = [sys.executable, "-c", "from nanoskyrl_cli.main import main; main()", *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, env={**os.environ, **(env or {})}, check=False
+    )
+
+
+def as_flags(settings: dict[str, dict[str, Any]]) -> list[str]:
+    """Return settings as `--set` flags."""
+    return [
+        flag
+        for table, keys in settings.items()
+        for key, value in keys.items()
+        for flag in ("--set", f"{table}.{key}={value}")
+    ]
+
+
+def same_bytes(a: Path, b: Path) -> list[str]:
+    """Return the names of files that differ between two runs; clocks, settings files and pruned states aside."""
+    aside = {"metrics.jsonl", "run.toml", "resolved.json"}
+
+    def files(root: Path) -> dict[str, bytes]:
+        found = (path for path in root.rglob("*") if path.is_file() and path.name not in aside)
+        return {str(path.relative_to(root)): path.read_bytes() for path in found if path.parent.name != "state"}
+
+    left, right = files(a), files(b)
+    return sorted(name for name in {*left, *right} if left.get(name) != right.get(name))

@@ -1,0 +1,169 @@
+"""The loop, the same stages by hand, killed and resumed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from nanoskyrl.stages.config import merge
+from nanoskyrl.stages.errors import ConflictError
+from nanoskyrl.stages.loop import loop
+from nanoskyrl.stages.manifest import is_finished, read_manifest
+from nanoskyrl.stages.metrics import latest, read_metrics
+from nanoskyrl.stages.runs import STAGES, Run
+from nanoskyrl.stages.session import Session
+from nanoskyrl.stages.shards import read_parts
+from nanoskyrl.stages.verify import verify
+from running import ROOT, SMALL, as_flags, same_bytes, skyrl
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Two steps of the loop, unbroken."""
+    root = tmp_path_factory.mktemp("runs") / "whole"
+    loop(Run(root), SMALL)
+    return root
+
+
+def test_stages_by_hand_give_the_bytes_of_the_loop(whole, tmp_path):
+    for _ in range(2):
+        for stage in STAGES:
+            # A session of its own for each stage, as for commands in a shell script.
+            getattr(Session(Run(tmp_path / "hand"), SMALL), stage)()
+    assert same_bytes(whole, tmp_path / "hand") == []
+
+
+def test_a_loop_that_is_done_does_nothing_more(whole):
+    before = (whole / "metrics.jsonl").read_text().count('"stage": "train"')
+    assert loop(Run(whole), SMALL) == 0
+    assert (whole / "metrics.jsonl").read_text().count('"stage": "train"') == before
+
+
+def test_a_longer_loop_goes_on_from_a_shorter_one_with_the_bytes_of_one_unbroken(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    loop(Run(tmp_path / "run"), merge(SMALL, {"loop": {"steps": 3}}))
+    loop(Run(tmp_path / "three"), merge(SMALL, {"loop": {"steps": 3}}))
+    assert same_bytes(tmp_path / "run", tmp_path / "three") == []
+
+
+def test_other_settings_are_refused_in_a_run_and_named(whole):
+    with pytest.raises(ConflictError, match=r"another `train\.lr`: null, now 0\.5"):
+        loop(Run(whole), merge(SMALL, {"train": {"lr": 0.5}}))
+
+
+def test_another_seed_gives_another_run(whole, tmp_path):
+    loop(Run(tmp_path / "other"), merge(SMALL, {"run": {"seed": 1}, "loop": {"steps": 1}}))
+    a, b = (read_manifest(root / "step-000000" / "rollout").digest for root in (whole, tmp_path / "other"))
+    assert a != b
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_step_k_samples_from_policy_k_minus_lag(tmp_path, lag):
+    run = Run(tmp_path / "run")
+    loop(run, merge(SMALL, {"run": {"lag": lag}, "loop": {"steps": 4}}))
+    for step in range(4):
+        rollout, train = run.stage(step, "rollout"), run.stage(step, "train")
+        versions = {v for t in read_parts(rollout, read_manifest(rollout)) for v in t.column("policy_version").to_pylist()}
+        assert versions == {max(0, step - lag)}
+        started_from = read_manifest(train).policy
+        assert read_manifest(run.stage(step - 1, "train")).facts["policy"] == started_from if step else True
+    assert verify(run.root).holds
+
+
+def test_lag_changes_what_is_sampled_and_ratios_show_it(tmp_path):
+    for lag in (0, 2):
+        loop(Run(tmp_path / str(lag)), merge(SMALL, {"run": {"lag": lag}, "loop": {"steps": 4}}))
+    ratios = [latest(read_metrics(tmp_path / str(lag) / "metrics.jsonl"), "train")[3]["train/ratio/max"] for lag in (0, 2)]
+    assert ratios[0] == pytest.approx(1.0, abs=1e-3)
+    assert ratios[1] > 1.01
+
+
+def test_old_optimizer_states_are_pruned_and_verify_says_so(tmp_path):
+    run = Run(tmp_path / "run")
+    loop(run, merge(SMALL, {"loop": {"steps": 3, "keep_states": 1}}))
+    assert [(run.stage(step, "train") / "state").exists() for step in range(3)] == [False, False, True]
+    found = verify(run.root)
+    assert found.holds
+    assert len(found.pruned) == 2
+
+
+def test_evaluations_lie_beside_the_policies(tmp_path):
+    settings = merge(SMALL, {"loop": {"steps": 2, "eval_every": 2}, "eval": {"limit": 8, "n_samples": 2}})
+    loop(Run(tmp_path / "run"), settings)
+    found = sorted(path.parent.parent.name for path in (tmp_path / "run" / "evals").glob("*/*/summary.json"))
+    assert found == ["00000000", "00000002"]
+    summary = json.loads((tmp_path / "run" / "evals" / "00000000" / "text_math" / "summary.json").read_text())
+    assert summary["tasks"] == 8
+    assert summary["samples"] == 16
+    assert 0 <= summary["pass_at_1"] <= summary["pass_at_2"] <= 1
+
+
+@pytest.mark.parametrize("what", ["part", "manifest", "policy"])
+def test_verify_finds_one_changed_byte(whole, tmp_path, what):
+    shutil.copytree(whole, tmp_path / "run")
+    step = tmp_path / "run" / "step-000001"
+    path = {
+        "part": step / "score" / "part-00000.parquet",
+        "manifest": step / "score" / "manifest.json",
+        "policy": tmp_path / "run" / "policies" / "00000001" / "model.safetensors",
+    }[what]
+    data = bytearray(path.read_bytes())
+    place = data.index(b'"rows_in": ') + 11 if what == "manifest" else len(data) // 2
+    data[place] = data[place] ^ 1
+    path.unlink()  # a published policy shares its file with the train that made it
+    path.write_bytes(data)
+    assert not verify(tmp_path / "run").holds
+
+
+KILLER = """
+import os, signal, sys
+from pathlib import Path
+import nanoskyrl.stages.storage as storage
+
+# Dies in the middle of putting a file in place: it is written and synced, and not yet renamed.
+stage, count = sys.argv[1], int(sys.argv[2])
+real, seen = Path.replace, 0
+def replace(self, target):
+    global seen
+    if f"/{stage}/" in str(target):
+        seen += 1
+        if seen == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return real(self, target)
+Path.replace = replace
+from nanoskyrl_cli.main import run
+sys.exit(run(sys.argv[3:]))
+"""
+
+
+def test_a_run_killed_in_every_stage_ends_with_the_bytes_of_an_unbroken_one(whole, tmp_path):
+    command = ["loop", "--run", tmp_path / "killed", "--steps", 2, *as_flags({"rollout": SMALL["rollout"]})]
+    # The n-th file that a stage puts in place: 1 is started.json, then come parts, then the manifest.
+    for stage, count in (("rollout", 3), ("score", 2), ("advantage", 4), ("train", 3), ("sync", 2), ("train", 1)):
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLER, stage, str(count), *map(str, command)], capture_output=True, text=True, check=False
+        )
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        assert not is_finished(tmp_path / "killed" / "step-000001" / "sync")
+    done = skyrl(*command)
+    assert done.returncode == 0, done.stderr
+    assert same_bytes(whole, tmp_path / "killed") == []
+    assert not [path for path in (tmp_path / "killed").rglob("*.tmp")]
+    assert verify(tmp_path / "killed").holds
+
+
+@pytest.mark.slow
+def test_the_example_script_gives_the_bytes_of_the_loop(tmp_path):
+    env = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
+    by_hand = subprocess.run(
+        [ROOT / "examples" / "by_hand.sh", tmp_path / "hand"], env=env, capture_output=True, text=True, check=False
+    )
+    assert by_hand.returncode == 0, by_hand.stderr
+    looped = skyrl(
+        "loop", "--preset", "quickstart", "--steps", 3, "--set", "loop.eval_every=0", "--run", tmp_path / "looped"
+    )
+    assert looped.returncode == 0, looped.stderr
+    assert same_bytes(tmp_path / "hand", tmp_path / "looped") == []

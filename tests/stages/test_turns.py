@@ -1,0 +1,233 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from nanoskyrl.envs.base import Observation, Step, Task
+from nanoskyrl.stages.engines import Generation, Sampling, TokenEngine
+from nanoskyrl.stages.metrics import Stopwatch
+from nanoskyrl.stages.policy import load_tokenizer, resolve_policy
+from nanoskyrl.stages.rendering import Renderer
+from nanoskyrl.stages.trajectory import to_table
+from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
+
+TASK = Task(task_id="t", split="train", prompt="Say something.", ground_truth="x")
+LIMITS = Limits(max_turns=4, max_generate_length=64, max_input_length=4096, max_sequence_length=4096)
+
+
+@pytest.fixture(scope="module")
+def renderer():
+    return Renderer(load_tokenizer(resolve_policy("starter")))
+
+
+class Reciter(TokenEngine):
+    """Samples texts that were given, each ended by a stop token unless it says otherwise."""
+
+    def __init__(self, renderer, *texts, stop=None, cut=False):
+        self.renderer, self.texts, self.cut = renderer, texts, cut
+        self.end = min(stop) if stop else renderer.turn_end_id
+        self.context_length = 8192
+        self.seen = []
+
+    @property
+    def stop_ids(self):
+        return frozenset({self.end})
+
+    def load(self, policy): ...
+
+    def logprobs(self, token_ids): ...
+
+    def generate(self, requests, sampling):
+        self.seen.append(requests)
+        return [self._one(request) for request in requests]
+
+    def _one(self, request):
+        ids = self.renderer.encode(self.texts[len(self.seen) - 1])
+        ids = ids[: request.max_tokens] if self.cut else [*ids, self.end]
+        logprobs = np.full(len(ids), -0.5, np.float32)
+        return Generation(token_ids=ids, logprobs=logprobs, finish_reason="length" if self.cut else "stop")
+
+
+class Echo:
+    """Answers every action but `bye` with an observation; can be told to break."""
+
+    def __init__(self, breaks_in=None):
+        self.breaks_in = breaks_in
+        self.closed = 0
+
+    def start(self):
+        return self
+
+    def reset(self, task, seed):
+        self._maybe("reset")
+        return Observation(messages=[{"role": "user", "content": task.prompt}], metadata={"ground_truth": "x"})
+
+    def step(self, action):
+        self._maybe("step")
+        if action == "bye":
+            return Step(done=True)
+        return Step(messages=[{"role": "tool", "content": f"heard {action}"}], done=False)
+
+    def close(self):
+        self.closed += 1
+        self._maybe("close")
+
+    def _maybe(self, where):
+        if self.breaks_in == where:
+            raise ConnectionError(f"lost in {where}")
+
+
+def identity(name="a"):
+    return Identity(
+        trajectory_id=name, group_id="g", sample=0, env="echo", seed=7, policy_version=0, policy_digest="d" * 64
+    )
+
+
+def attempt(engine, environment=None, limits=LIMITS, stepwise=False, name="a"):
+    return Attempt(TASK, identity(name), environment or Echo(), engine, Sampling(), limits, stepwise=stepwise)
+
+
+def played(engine, *attempts):
+    play(attempts, engine, Sampling(), Stopwatch())
+    rows = [row for one in attempts for row in one.rows()]
+    to_table(rows)
+    return rows
+
+
+def test_sampled_tokens_are_masked_in_and_observed_ones_out(renderer):
+    engine = Reciter(renderer, "hello", "bye")
+    (row,) = played(engine, attempt(engine))
+    hello, bye, end = renderer.encode("hello"), renderer.encode("bye"), renderer.turn_end_id
+    observed = renderer.encode("\n<|im_start|>tool\nheard hello<|im_end|>\n<|im_start|>assistant\n")
+    assert row.response_ids.tolist() == [*hello, end, *observed, *bye, end]
+    assert row.loss_mask.tolist() == [1] * (len(hello) + 1) + [0] * len(observed) + [1] * (len(bye) + 1)
+    assert np.isnan(row.logprobs[row.loss_mask == 0]).all()
+    assert (row.logprobs[row.loss_mask == 1] == -0.5).all()
+    assert [(turn.first_token, turn.token_count) for turn in row.turns] == [
+        (0, len(hello) + 1),
+        (len(hello) + 1 + len(observed), len(bye) + 1),
+    ]
+
+
+def test_the_tokens_of_all_turns_are_those_of_the_whole_conversation_rendered_at_once(renderer):
+    engine = Reciter(renderer, "hello", "again", "bye")
+    (row,) = played(engine, attempt(engine))
+    text = renderer.decode([*row.prompt_ids, *row.response_ids])
+    assert text == renderer.prompt(row.messages).removesuffix("<|im_start|>assistant\n").removesuffix("\n")
+    assert row.prompt + row.response == text
+
+
+def test_each_prompt_extends_the_tokens_before_it(renderer):
+    engine = Reciter(renderer, "hello", "again", "bye")
+    played(engine, attempt(engine))
+    prompts = [requests[0].prompt_ids for requests in engine.seen]
+    for shorter, longer in zip(prompts, prompts[1:], strict=False):
+        assert longer[: len(shorter)] == shorter
+
+
+@pytest.mark.parametrize("second_stop", [0, 5])
+def test_any_of_several_stop_ids_ends_a_turn_and_stays_in_the_tokens(renderer, second_stop):
+    # Pitfall 13: an end by the second stop id is no truncation, and pad == eos does not lose the token.
+    engine = Reciter(renderer, "bye", stop={second_stop})
+    (row,) = played(engine, attempt(engine))
+    assert (row.status, row.stop_reason) == ("completed", "stop")
+    assert row.response_ids[-1] == second_stop
+    assert row.loss_mask[-1] == 1
+    assert row.turns[0].action == "bye"
+
+
+def test_after_another_stop_token_the_template_still_ends_the_turn(renderer):
+    engine = Reciter(renderer, "hello", "bye", stop={0})
+    (row,) = played(engine, attempt(engine))
+    after = row.response_ids[len(renderer.encode("hello")) :].tolist()
+    assert after[:2] == [0, renderer.turn_end_id]
+    assert row.loss_mask[len(renderer.encode("hello")) :][:2].tolist() == [1, 0]
+
+
+def test_a_turn_cut_by_max_generate_length_is_truncated_and_never_acted_on(renderer):
+    environment = Echo(breaks_in="step")
+    engine = Reciter(renderer, "hello hello hello", cut=True)
+    limits = dataclasses.replace(LIMITS, max_generate_length=2)
+    (row,) = played(engine, attempt(engine, environment, limits))
+    assert (row.status, row.stop_reason, row.completion_tokens) == ("truncated", "length", 2)
+    assert environment.closed == 1
+
+
+def test_max_turns_ends_an_episode_that_goes_on(renderer):
+    engine = Reciter(renderer, "one", "two", "three")
+    (row,) = played(engine, attempt(engine, limits=dataclasses.replace(LIMITS, max_turns=2)))
+    assert (row.status, row.stop_reason, len(row.turns)) == ("max_turns", "max_turns", 2)
+
+
+def test_a_prompt_longer_than_max_input_length_is_never_sampled_from(renderer):
+    engine = Reciter(renderer, "hello")
+    (row,) = played(engine, attempt(engine, limits=dataclasses.replace(LIMITS, max_input_length=3)))
+    assert (row.status, row.stop_reason, row.completion_tokens) == ("truncated", "max_input_length", 0)
+    assert engine.seen == []
+
+
+def test_a_later_prompt_longer_than_max_input_length_ends_the_attempt(renderer):
+    engine = Reciter(renderer, "hello", "bye")
+    first = len(attempt(engine).request().prompt_ids)
+    limits = dataclasses.replace(LIMITS, max_input_length=first + 3)
+    (row,) = played(engine, attempt(engine, limits=limits))
+    assert (row.stop_reason, len(row.turns)) == ("max_input_length", 1)
+
+
+def test_nothing_grows_past_max_sequence_length(renderer):
+    engine = Reciter(renderer, "hello hello hello hello", cut=True)
+    first = len(attempt(engine).request().prompt_ids)
+    limits = dataclasses.replace(LIMITS, max_sequence_length=first + 3)
+    (row,) = played(engine, attempt(engine, limits=limits))
+    assert (row.status, row.stop_reason) == ("truncated", "max_sequence_length")
+    assert len(row.prompt_ids) + len(row.response_ids) == first + 3
+
+
+def test_an_observation_that_does_not_fit_ends_the_attempt_before_it(renderer):
+    engine = Reciter(renderer, "hello")
+    first = len(attempt(engine).request().prompt_ids)
+    said = len(renderer.encode("hello")) + 1
+    limits = dataclasses.replace(LIMITS, max_sequence_length=first + said + 2)
+    (row,) = played(engine, attempt(engine, limits=limits))
+    assert (row.stop_reason, len(row.response_ids)) == ("max_sequence_length", said)
+
+
+@pytest.mark.parametrize("where", ["reset", "step", "close"])
+def test_an_environment_that_breaks_fails_its_own_attempt_alone(renderer, where):
+    engine = Reciter(renderer, "bye", "bye")
+    broken, sound = attempt(engine, Echo(breaks_in=where), name="broken"), attempt(engine, name="sound")
+    failed, fine = played(engine, broken, sound)
+    assert (failed.status, failed.stop_reason) == ("failed", "error")
+    assert failed.error == f"ConnectionError: lost in {where}"
+    assert (fine.status, fine.error) == ("completed", None)
+
+
+def test_a_request_that_the_engine_could_not_serve_fails_its_own_attempt_alone(renderer):
+    class Flaky(Reciter):
+        def generate(self, requests, sampling):
+            first, *others = super().generate(requests, sampling)
+            return [dataclasses.replace(first, token_ids=[], error="out of memory", finish_reason="error"), *others]
+
+    engine = Flaky(renderer, "bye")
+    failed, fine = played(engine, attempt(engine, name="a"), attempt(engine, name="b"))
+    assert (failed.status, failed.error) == ("failed", "out of memory")
+    assert fine.status == "completed"
+
+
+def test_step_wise_rows_have_a_prompt_of_their_own_each(renderer):
+    engine = Reciter(renderer, "hello", "bye")
+    first, last = played(engine, attempt(engine, stepwise=True))
+    assert [(row.step_index, row.is_last_step) for row in (first, last)] == [(0, False), (1, True)]
+    assert last.prompt == renderer.prompt(last.messages[:-1])
+    assert first.loss_mask.all()
+    assert last.loss_mask.all()
+    assert [len(row.turns) for row in (first, last)] == [1, 1]
+
+
+def test_turns_of_one_attempt_and_of_others_draw_from_different_seeds(renderer):
+    engine = Reciter(renderer, "hello", "bye")
+    played(engine, attempt(engine))
+    other = Attempt(
+        TASK, dataclasses.replace(identity(), seed=8), Echo(), engine, Sampling(), LIMITS, stepwise=False
+    ).request()
+    seeds = [requests[0].seed for requests in engine.seen] + [other.seed]
+    assert len(set(seeds)) == 3
