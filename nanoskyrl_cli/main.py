@@ -47,7 +47,7 @@ for panel, command, name in (
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; errors that a user can mend are printed, not raised."""
     try:
-        code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+        code = app(args=list(arguments) if arguments is not None else None, prog_name="skyrl", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except NanoskyrlError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -243,13 +243,14 @@ def load_model(path: Path, *, dtype: "torch.dtype", device: str) -> Any:
         InputError: its files cannot be read.
     """
     from transformers import AutoModelForCausalLM
+    from safetensors import SafetensorError
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     base = find_base(path) if is_adapter(path) else path
     try:
         model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise InputError(
             f"the model of `{base}` does not load: {first_line(error)}", hint="Check its config and weights"
         ) from error

@@ -13,7 +13,7 @@ from nanoskyrl.stages.engines import Engine, make_engine
 from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.metrics import METRICS, MetricsLog
-from nanoskyrl.stages.policy import policy_digest, publish, resolve_policy
+from nanoskyrl.stages.policy import policy_digest, publish, read_info, resolve_policy
 from nanoskyrl.stages.runs import INPUT_OF, Run, RunConfig, version_of
 from nanoskyrl.stages.storage import make_directory, write_whole
 
@@ -53,6 +53,8 @@ class Session:
 
     def first_policy(self) -> Path:
         """Return `policies/00000000`, published if it is not there yet."""
+        if self.run.policy(0).is_dir() and read_info(self.run.policy(0)).source == self.config.policy:
+            return self.run.policy(0)  # a hub is asked once
         publish(resolve_policy(self.config.policy), self.run.policy(0), name=self.config.policy)
         return self.run.policy(0)
 
@@ -93,6 +95,7 @@ class Session:
         return Outcome(manifest, target, was)
 
     def _policy_for(self, step: int) -> Path:
+        self.first_policy()  # refuses a run that began with another
         return self.policy_of(max(0, step - self.config.lag))
 
     def score(
@@ -221,6 +224,7 @@ class Session:
                 step = self.run.newest_with(INPUT_OF[stage])
             source = self.run.stage(step, INPUT_OF[stage])
         elif step is None:
+            read_manifest(source, stage=INPUT_OF[stage])
             step = self._step_of(source)
         if output is None:
             if step is None:

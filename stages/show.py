@@ -92,11 +92,13 @@ def show(place: Path, *, row: int | None = None, timing: bool = False, limit: in
         return
     if is_finished(place):
         manifest = read_manifest(place)
-        console.print(escape(headline(manifest, place)))
-        if manifest.stage in ("rollout", "score", "advantage", "eval"):
-            _show_table(console, pa.concat_tables(read_parts(place, manifest)), row, limit)
-        elif manifest.parts:
-            _show_diagnostics(console, pa.concat_tables(read_parts(place, manifest)), limit)
+        table = pa.concat_tables(read_parts(place, manifest)) if manifest.parts else None
+        if row is None:
+            console.print(escape(headline(manifest, place)), soft_wrap=True)
+        if table is not None and manifest.stage == "train":
+            _show_diagnostics(console, table, limit)
+        elif table is not None:
+            _show_table(console, table, row, limit)
         return
     if not place.is_dir():
         raise InputError(f"there is nothing at `{place}`", hint="Name a run, the directory of a stage, or a part")

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 from running import ROOT
 
-PACKAGES = {"nanoskyrl.stages": "stages", "nanoskyrl.envs": "envs", "nanoskyrl.algos": "algos", "nanoskyrl.eval": "eval"}
+PACKAGES = {
+    "nanoskyrl.stages": "stages",
+    "nanoskyrl.envs": "envs",
+    "nanoskyrl.algos": "algos",
+    "nanoskyrl.eval": "eval",
+}
 CORE = {"errors", "digests", "storage", "trajectory", "shards", "manifest", "config", "registry", "metrics", "runs"}
 PLUMBING = {
     "rendering", "engines", "hf_engine", "scripted_engine", "kv_cache", "turns", "policy", "batching", "logprobs",
@@ -43,7 +48,12 @@ def imports(path: Path) -> set[str]:
 
 def modules() -> dict[str, Path]:
     folders = {**PACKAGES, "nanoskyrl_cli": "nanoskyrl_cli"}
-    return {f"{name}.{path.stem}": path for name, folder in folders.items() for path in (ROOT / folder).glob("*.py") if path.stem != "__init__"}
+    return {
+        f"{name}.{path.stem}": path
+        for name, folder in folders.items()
+        for path in (ROOT / folder).glob("*.py")
+        if path.stem != "__init__"
+    }
 
 
 def test_every_module_of_stages_has_a_layer():
@@ -63,7 +73,9 @@ def test_environments_and_evaluations_know_neither_torch_nor_vllm_nor_plumbing(f
     for path in (ROOT / folder).glob("*.py"):
         for imported in imports(path):
             assert imported.split(".")[0] not in ("torch", "vllm", "transformers"), path
-            assert imported not in modules() or level(imported) == 0 or not imported.startswith("nanoskyrl.stages"), path
+            assert imported not in modules() or level(imported) == 0 or not imported.startswith("nanoskyrl.stages"), (
+                path
+            )
 
 
 def test_no_module_imports_vllm():
@@ -72,7 +84,11 @@ def test_no_module_imports_vllm():
 
 def test_the_package_list_is_the_tree():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    found = {name for name, folder in {**PACKAGES, "nanoskyrl_cli": "nanoskyrl_cli"}.items() if (ROOT / folder / "__init__.py").is_file()}
+    found = {
+        name
+        for name, folder in {**PACKAGES, "nanoskyrl_cli": "nanoskyrl_cli"}.items()
+        if (ROOT / folder / "__init__.py").is_file()
+    }
     assert set(settings["packages"]) == found
     assert settings["package-dir"] == {name: name.removeprefix("nanoskyrl.") for name in found}
     assert not [p for folder in PACKAGES.values() for p in (ROOT / folder).rglob("*/__init__.py")]
@@ -89,7 +105,9 @@ def test_init_files_are_empty():
 
 @pytest.mark.parametrize("page", ["docs/trajectory.md", "docs/cli.md"])
 def test_generated_parts_of_a_page_are_those_of_the_code(page):
-    shown = subprocess.run([sys.executable, ROOT / "docs" / "render.py", "--check", page], capture_output=True, text=True, check=False)
+    shown = subprocess.run(
+        [sys.executable, ROOT / "docs" / "render.py", "--check", page], capture_output=True, text=True, check=False
+    )
     assert shown.returncode == 0, shown.stdout + shown.stderr
 
 

@@ -4,7 +4,21 @@ import sys
 import pytest
 from nanoskyrl_cli.main import app, run
 
-COMMANDS = ["rollout", "score", "advantage", "train", "sync", "eval", "loop", "show", "verify", "init", "list", "plan", "doctor"]
+COMMANDS = [
+    "rollout",
+    "score",
+    "advantage",
+    "train",
+    "sync",
+    "eval",
+    "loop",
+    "show",
+    "verify",
+    "init",
+    "list",
+    "plan",
+    "doctor",
+]
 
 
 def test_help_loads_neither_torch_nor_transformers_nor_pyarrow():

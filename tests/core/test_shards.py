@@ -152,7 +152,7 @@ def test_a_truncated_part_is_refused_with_and_without_a_digest(tmp_path):
 @pytest.mark.parametrize("data", [b"", b"{}", b"PAR1PAR1", json.dumps([1] * 100).encode()])
 def test_what_is_not_parquet_is_refused(tmp_path, data):
     (tmp_path / "p").write_bytes(data)
-    with pytest.raises(InputError, match="`.*/p` is not a readable Parquet file"):  # noqa: RUF043
+    with pytest.raises(InputError, match=r"`.*/p` is not a readable Parquet file"):
         read_part(tmp_path / "p", digest_bytes(data))
 
 

@@ -66,7 +66,9 @@ def test_step_k_samples_from_policy_k_minus_lag(tmp_path, lag):
     loop(run, merge(SMALL, {"run": {"lag": lag}, "loop": {"steps": 4}}))
     for step in range(4):
         rollout, train = run.stage(step, "rollout"), run.stage(step, "train")
-        versions = {v for t in read_parts(rollout, read_manifest(rollout)) for v in t.column("policy_version").to_pylist()}
+        versions = {
+            v for t in read_parts(rollout, read_manifest(rollout)) for v in t.column("policy_version").to_pylist()
+        }
         assert versions == {max(0, step - lag)}
         started_from = read_manifest(train).policy
         assert read_manifest(run.stage(step - 1, "train")).facts["policy"] == started_from if step else True
@@ -76,7 +78,9 @@ def test_step_k_samples_from_policy_k_minus_lag(tmp_path, lag):
 def test_lag_changes_what_is_sampled_and_ratios_show_it(tmp_path):
     for lag in (0, 2):
         loop(Run(tmp_path / str(lag)), merge(SMALL, {"run": {"lag": lag}, "loop": {"steps": 4}}))
-    ratios = [latest(read_metrics(tmp_path / str(lag) / "metrics.jsonl"), "train")[3]["train/ratio/max"] for lag in (0, 2)]
+    ratios = [
+        latest(read_metrics(tmp_path / str(lag) / "metrics.jsonl"), "train")[3]["train/ratio/max"] for lag in (0, 2)
+    ]
     assert ratios[0] == pytest.approx(1.0, abs=1e-3)
     assert ratios[1] > 1.01
 
@@ -144,7 +148,10 @@ def test_a_run_killed_in_every_stage_ends_with_the_bytes_of_an_unbroken_one(whol
     # The n-th file that a stage puts in place: 1 is started.json, then come parts, then the manifest.
     for stage, count in (("rollout", 3), ("score", 2), ("advantage", 4), ("train", 3), ("sync", 2), ("train", 1)):
         killed = subprocess.run(
-            [sys.executable, "-c", KILLER, stage, str(count), *map(str, command)], capture_output=True, text=True, check=False
+            [sys.executable, "-c", KILLER, stage, str(count), *map(str, command)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert not is_finished(tmp_path / "killed" / "step-000001" / "sync")

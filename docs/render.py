@@ -1,0 +1,79 @@
+"""Write the parts of docs/*.md that are made from code, or check that they agree with it.
+
+python docs/render.py            writes
+python docs/render.py --check    ends with 1 if a page is out of date
+"""
+
+import sys
+from pathlib import Path
+
+BEGIN, END = "<!-- made by docs/render.py -->", "<!-- end -->"
+DOCS = Path(__file__).parent
+
+
+def columns() -> str:
+    """Return the table of columns."""
+    from nanoskyrl.stages.trajectory import COLUMNS
+
+    lines = ["| Column | Type | From | Null | Meaning |", "| --- | --- | --- | --- | --- |"]
+    for c in COLUMNS:
+        of = str(c.type).replace("<element: ", "\\<").replace(">", ">") if c.name != "turns" else "list\\<struct>"
+        lines.append(f"| {c.name} | {of} | {c.stage} | {'may be' if c.nullable else 'never'} | {c.meaning} |")
+    return "\n".join(lines)
+
+
+def commands() -> str:
+    """Return every command with its arguments and options."""
+    import typer
+    from nanoskyrl_cli.main import app
+
+    group = typer.main.get_command(app)
+    lines = []
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        words, _, example = (command.help or "").partition("Example:")
+        lines += [f"## skyrl {name}", "", " ".join(words.split()), "", "```console", f"$ {example.strip()}", "```", ""]
+        lines += ["| Argument or option | Meaning |", "| --- | --- |"]
+        for param in command.params:
+            if param.name == "help":
+                continue
+            shown = (
+                ", ".join(f"`{opt}`" for opt in param.opts)
+                if param.param_type_name == "option"
+                else f"`[{param.name.upper()}]`"
+            )
+            default = "" if param.default in (None, False) or callable(param.default) else f" Default {param.default}."
+            lines.append(f"| {shown} | {getattr(param, 'help', '') or ''}{default} |")
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+PAGES = {"trajectory.md": columns, "cli.md": commands}
+
+
+def render(page: str) -> tuple[str, str]:
+    """Return a page's text as it is and as it should be."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return text, f"{before}{BEGIN}\n{PAGES[page]()}\n{END}{after}"
+
+
+def main(arguments: list[str]) -> int:
+    """Write or check the pages named, or all."""
+    pages = [Path(a).name for a in arguments if not a.startswith("-")] or list(PAGES)
+    stale = []
+    for page in pages:
+        found, wanted = render(page)
+        if found == wanted:
+            continue
+        stale.append(page)
+        if "--check" not in arguments:
+            (DOCS / page).write_text(wanted, encoding="utf-8")
+    if stale and "--check" in arguments:
+        print(f"out of date: {', '.join(stale)}; run `python docs/render.py`")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,265 @@
+"""Wrong uses of the command: each ends with its exit code and one error that names the thing and a remedy."""
+
+import json
+import os
+import re
+import shutil
+import stat
+
+import pyarrow.parquet as pq
+import pytest
+from nanoskyrl.stages.loop import loop
+from nanoskyrl.stages.policy import STARTER_DIRECTORY
+from nanoskyrl.stages.runs import Run
+from nanoskyrl_cli.main import run as skyrl
+from running import SMALL
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """One finished step, to be copied and spoilt."""
+    root = tmp_path_factory.mktemp("errors") / "run"
+    loop(Run(root), {**SMALL, "loop": {"steps": 1}})
+    return root
+
+
+@pytest.fixture
+def spoilt(made, tmp_path):
+    shutil.copytree(made, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def stage(run, name):
+    return run / "step-000000" / name
+
+
+def corrupt(run):
+    path = stage(run, "rollout") / "part-00000.parquet"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    return ["score", stage(run, "rollout"), "--out", run.parent / "out"]
+
+
+def newer(run):
+    path = stage(run, "rollout") / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "schema_version": 99}))
+    return ["score", stage(run, "rollout"), "--out", run.parent / "out"]
+
+
+def newer_part(run):
+    path = stage(run, "rollout") / "part-00000.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"nanoskyrl.schema_version": b"99"}), path)
+    return ["show", path]
+
+
+def unfinished(run):
+    directory = stage(run, "rollout")
+    (directory / "manifest.json").rename(directory / "gone")
+    (directory / "gone").unlink()
+    (directory / "started.json").write_text('{"stage": "rollout"}')
+    return ["score", directory, "--out", run.parent / "out"]
+
+
+def no_manifest(run):
+    (run.parent / "empty").mkdir()
+    return ["score", run.parent / "empty", "--out", run.parent / "out"]
+
+
+def missing_part(run):
+    (stage(run, "rollout") / "part-00001.parquet").unlink()
+    return ["score", stage(run, "rollout"), "--out", run.parent / "out"]
+
+
+def torn_manifest(run):
+    path = stage(run, "rollout") / "manifest.json"
+    path.write_text(path.read_text()[:100])
+    return ["score", stage(run, "rollout"), "--out", run.parent / "out"]
+
+
+def policy_without(pattern):
+    def arrange(run):
+        place = run.parent / "policy"
+        shutil.copytree(STARTER_DIRECTORY, place)
+        for path in place.glob(pattern):
+            path.unlink()
+        return ["rollout", "--policy", place, "--run", run.parent / "new"]
+
+    return arrange
+
+
+def broken_weights(run):
+    place = run.parent / "policy"
+    shutil.copytree(STARTER_DIRECTORY, place)
+    (place / "model.safetensors").write_bytes(b"nothing of the kind")
+    return ["rollout", "--policy", place, "--run", run.parent / "new"]
+
+
+def data(text, name="tasks.jsonl"):
+    def arrange(run):
+        path = run.parent / name
+        path.write_text(text)
+        return ["rollout", "--data", path, "--engine", "scripted", "--train-batch-size", 1, "--run", run.parent / "new"]
+
+    return arrange
+
+
+def settings(text, name="run.toml"):
+    def arrange(run):
+        path = run.parent / name
+        path.write_text(text)
+        return ["rollout", "--config", path, "--run", run.parent / "new"]
+
+    return arrange
+
+
+def foreign(run):
+    place = run.parent / "out"
+    place.mkdir()
+    (place / "thesis.txt").write_text("precious")
+    return ["score", stage(run, "rollout"), "--out", place, "--force"]
+
+
+def with_flags(*flags):
+    return lambda run: [*flags, "--run", run.parent / "new"]
+
+
+def in_run(*flags):
+    return lambda run: [*flags, "--run", run]
+
+
+CASES = {
+    # what is done: (arguments, exit code, what the error says, what the hint says)
+    "a misspelt environment": (with_flags("rollout", "--env", "tool_us"), 2, "unknown env `tool_us`", "Did you mean `tool_use`?"),
+    "an environment nothing like any": (with_flags("rollout", "--env", "zzz"), 2, "unknown env `zzz`", "Choose one of"),
+    "a module that is not there": (with_flags("rollout", "--env", "no_such:Env"), 2, "cannot import `no_such:Env`", "spelling"),
+    "an attribute that is not there": (with_flags("rollout", "--env", "json:Env"), 2, "module `json` has no `Env`", ""),
+    "a misspelt algorithm": (in_run("train", "--algo", "sappo"), 2, "unknown algo `sappo`", "Did you mean `sapo`?"),
+    "an unknown engine": (with_flags("rollout", "--engine", "vlm"), 2, "unknown engine `vlm`", "Choose one of"),
+    "an unknown estimator": (in_run("advantage", "--estimator", "grp", "--force"), 2, "unknown estimator `grp`", "Did you mean `grpo`?"),
+    "a policy that is not there": (with_flags("rollout", "--policy", "./nowhere"), 2, "there is no policy `./nowhere`", "starter"),
+    "a misspelt starter": (with_flags("rollout", "--policy", "startr"), 2, "there is no policy `startr`", "Did you mean `starter`?"),
+    "a policy without tokenizer": (policy_without("tokenizer*"), 2, "has no tokenizer", "Save the tokenizer"),
+    "a policy without weights": (policy_without("*.safetensors"), 2, "has no weights", "save_pretrained"),
+    "a policy without config": (policy_without("config.json"), 2, "holds no config.json", "Hugging Face"),
+    "a policy with broken weights": (broken_weights, 2, "does not load", "Check its config and weights"),
+    "an input that is not there": (with_flags("score", "no/such/place"), 2, "there is no directory `no/such/place`", "skyrl rollout"),
+    "a run without a rollout": (with_flags("score"), 2, "has no finished `rollout`", "Run `skyrl rollout` first"),
+    "a run without a train": (with_flags("sync"), 2, "has no finished `train`", "Run `skyrl train` first"),
+    "unscored shards": (lambda run: ["advantage", stage(run, "rollout"), "--out", run.parent / "out"], 2, "was written by `rollout`, not by `score`", "Run `skyrl score` first"),
+    "shards without advantages": (lambda run: ["train", stage(run, "score"), "--out", run.parent / "out", "--policy", STARTER_DIRECTORY], 2, "not by `advantage`", "Run `skyrl advantage` first"),
+    "an unfinished directory": (unfinished, 2, "is unfinished: `rollout` did not end", "Run `skyrl rollout` again"),
+    "a directory of something else": (no_manifest, 2, "has no manifest.json", "Name a directory that a stage wrote"),
+    "a corrupt part": (corrupt, 2, "is corrupt: its digest is not the one in the manifest", "--force"),
+    "a missing part": (missing_part, 2, "part-00001.parquet` is missing", "--force"),
+    "a torn manifest": (torn_manifest, 2, "is not JSON", "--force"),
+    "a newer schema": (newer, 2, "schema version 99; this nanoskyrl reads up to 1", "Install a newer nanoskyrl"),
+    "a newer part": (newer_part, 2, "schema version 99; this nanoskyrl reads up to 1", "Install a newer nanoskyrl"),
+    "an unknown key": (with_flags("rollout", "--set", "rollout.temperatur=1"), 2, "unknown key `rollout.temperatur`", "Did you mean `rollout.temperature`?"),
+    "a rival's key": (with_flags("rollout", "--set", "rollout.num_generations=4"), 2, "unknown key `rollout.num_generations`", "Did you mean `rollout.n_samples_per_prompt`?"),
+    "a rival's key in the wrong table": (with_flags("rollout", "--set", "train.max_completion_length=4"), 2, "unknown key `train.max_completion_length`", "Did you mean `rollout.max_generate_length`?"),
+    "an unknown table": (with_flags("rollout", "--set", "rolout.temperature=1"), 2, "unknown table `rolout`", "Did you mean `rollout`?"),
+    "a key without table": (with_flags("rollout", "--set", "temperature=1"), 2, "`temperature` needs its table", "--set rollout.temperature=1"),
+    "a set without value": (with_flags("rollout", "--set", "rollout.temperature"), 2, "is not `table.key=value`", "train.lr"),
+    "a wrong type": (with_flags("rollout", "--set", "rollout.max_turns=ten"), 2, "`rollout.max_turns` must be int, not 'ten'", ""),
+    "a wrong type on the command line": (with_flags("rollout", "--max-turns", "ten"), 2, "invalid value for '--max-turns'", "skyrl rollout --help"),
+    "an unknown option": (with_flags("rollout", "--temprature", "1"), 2, "no such option", "skyrl rollout --help"),
+    "an unknown command": (lambda run: ["rolout"], 2, "no such command", "--help"),
+    "a number out of range": (with_flags("rollout", "--temperature", "-1"), 2, "`rollout.temperature` must be at least 0, not -1", "greedy"),
+    "top_p of nothing": (with_flags("rollout", "--set", "rollout.top_p=0.0"), 2, "`rollout.top_p` must be above 0", "1 is off"),
+    "tau 0": (in_run("train", "--algo", "sapo", "--set", "sapo.tau_pos=0.0", "--force"), 2, "`sapo.tau_pos` is 0.0", "above 0"),
+    "a clip below 0": (in_run("train", "--set", "grpo.eps_clip_high=-0.1", "--force"), 2, "`grpo.eps_clip_high` -0.1", "at least 0"),
+    "an unknown reduction": (in_run("train", "--set", "train.loss_reduction=token_meen", "--force"), 2, "unknown loss_reduction `token_meen`", "Did you mean `token_mean`?"),
+    "a reduction without its horizon": (in_run("train", "--set", "train.loss_reduction=seq_mean_token_sum_norm", "--force"), 2, "without a horizon", "train.horizon"),
+    "settings that are no TOML": (settings("[rollout\n"), 2, "is not TOML", "Mend the line"),
+    "settings that are no YAML": (settings("rollout: [", "run.yaml"), 2, "is not YAML", "Mend the line"),
+    "settings outside a table": (settings("temperature = 1.0\n"), 2, "`temperature` in", "[rollout]"),
+    "settings that are not there": (with_flags("rollout", "--config", "no.toml"), 2, "there is no settings file `no.toml`", "skyrl init"),
+    "an unknown preset": (with_flags("loop", "--preset", "quickstat"), 2, "unknown preset `quickstat`", "Did you mean `quickstart`?"),
+    "an empty data set": (data(""), 2, "is empty", "at least one row"),
+    "a data set without ground truth": (data('{"prompt": "a?", "ground_truth": "b"}\n{"prompt": "c?"}\n'), 2, "line 2 of", "ground_truth"),
+    "a data set without prompts": (data('{"ground_truth": "b"}\n'), 2, "line 1 of", "prompt"),
+    "a data set that is no JSON": (data("{prompt}\n"), 2, "line 1 of", "one JSON object a line"),
+    "a data set that is no Parquet": (data("PAR1", "tasks.parquet"), 2, "cannot be read as Parquet", "JSON lines"),
+    "a data set that is not there": (with_flags("rollout", "--data", "no.jsonl", "--engine", "scripted"), 2, "no data set at `no.jsonl`", ".jsonl"),
+    "more prompts than tasks": (with_flags("rollout", "--train-batch-size", "9000"), 2, "has 7799 tasks", "Lower it"),
+    "a task that is not there": (with_flags("rollout", "--tasks", "addition-9"), 2, "has no task `addition-9`", "For instance"),
+    "an output with foreign files": (foreign, 1, "holds `thesis.txt`, which no stage wrote", "directory of its own"),
+    "an output of other settings": (in_run("score", "--set", "text_math.format_weight=0.5"), 2, "settings.text_math.format_weight", "--force"),
+    "a run with other settings": (in_run("loop", "--set", "train.lr=0.5"), 2, "began with another `train.lr`", "--run"),
+    "another policy in a run": (in_run("rollout", "--policy", "{other}"), 1, "already holds another policy", "Start another run"),
+    "a reward that is not there": (in_run("score", "--reward", "json:reward", "--force"), 2, "module `json` has no `reward`", ""),
+    "a weight that is no number": (in_run("score", "--reward", "env=much", "--force"), 2, "no number after the sign", "env=0.5"),
+    "nothing to show": (lambda run: ["show", run.parent / "nothing"], 2, "there is nothing at", "Name a run"),
+    "a row that is not there": (lambda run: ["show", stage(run, "score"), "--row", "999"], 2, "there is no row 999", "Rows are 0 to 15"),
+    "nothing to verify": (lambda run: ["verify", run.parent / "nothing"], 2, "neither a run nor a finished stage", "runs/default"),
+    "an unknown kind": (lambda run: ["list", "envs"], 2, "there is no kind `envs`", "Did you mean `env`?"),
+    "settings written twice": (in_run("init"), 1, "is there already", "--force"),
+    "a URL of an unknown kind": (lambda run: ["score", "nosuch://bucket/run", "--out", run.parent / "out"], 2, "nosuch://bucket/run", ""),
+    "an output that is a file": (lambda run: ["score", stage(run, "rollout"), "--out", stage(run, "rollout") / "manifest.json"], 1, "cannot create", "directory"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_wrong_use_gets_one_error_with_a_remedy(name, spoilt, capsys):
+    arrange, code, says, hint = CASES[name]
+    arguments = [str(argument) for argument in arrange(spoilt)]
+    if "{other}" in arguments:
+        other = spoilt.parent / "other"
+        shutil.copytree(STARTER_DIRECTORY, other)
+        (other / "generation_config.json").unlink()
+        arguments[arguments.index("{other}")] = str(other)
+    before = {path: path.read_bytes() for path in spoilt.rglob("*.parquet")}
+    assert skyrl(arguments) == code
+    out, err = capsys.readouterr()
+    error, _, remedy = err.partition("\n\nhint: ")
+    assert error.startswith("error: "), err
+    assert error.count("\n") == 0, err
+    assert says in error
+    assert hint in remedy
+    assert remedy.strip()
+    assert out == ""
+    assert {path: path.read_bytes() for path in spoilt.rglob("*.parquet")} == before
+
+
+def test_an_output_that_cannot_be_written_is_an_error(spoilt, capsys):
+    if os.geteuid() == 0:
+        place = "/proc/nanoskyrl"  # root may write anywhere else
+    else:
+        spoilt.parent.chmod(stat.S_IRUSR | stat.S_IXUSR)
+        place = str(spoilt.parent / "locked")
+    assert skyrl(["score", str(stage(spoilt, "rollout")), "--out", place]) == 1
+    assert re.match(r"error: cannot create `.*`: .+\n\nhint: ", capsys.readouterr().err)
+
+
+def test_a_failed_attempt_ends_with_code_3_and_a_count(tmp_path, capsys):
+    (tmp_path / "flaky_env.py").write_text(
+        "from nanoskyrl.envs.text_math import TextMath, TextMathEpisode\n"
+        "class Episode(TextMathEpisode):\n"
+        "    def reset(self, task, seed):\n"
+        "        if task.task_id.endswith(tuple('02468')):\n"
+        "            raise ConnectionError('the simulator is down')\n"
+        "        return super().reset(task, seed)\n"
+        "class Env(TextMath):\n"
+        "    def start(self):\n"
+        "        return Episode()\n"
+    )
+    import sys
+
+    sys.path.insert(0, str(tmp_path))
+    try:
+        arguments = ["rollout", "--env", "flaky_env:Env", "--engine", "scripted", "--run", str(tmp_path / "run")]
+        assert skyrl(arguments) == 3
+        assert "rows fell short" in capsys.readouterr().err
+        assert skyrl(["score", "--run", str(tmp_path / "run")]) == 0
+    finally:
+        sys.path.remove(str(tmp_path))
+
+
+def test_json_on_stdout_is_the_manifest_and_nothing_else(spoilt, capsys):
+    assert skyrl(["score", "--run", str(spoilt), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["stage"] == "score"
+    assert "Up to date" in err
