@@ -25,6 +25,7 @@ def columns() -> str:
 def commands() -> str:
     """Return every command with its arguments and options."""
     import typer
+
     from nanoskyrl_cli.main import app
 
     group = typer.main.get_command(app)

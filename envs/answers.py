@@ -22,7 +22,8 @@ def normalize(text: str) -> str:
     """Return the answer in one spelling, for comparing."""
     text = text.translate(_MINUS).strip()
     # Digits and signs only: NFKC on the whole would turn 5² into 52.
-    text = "".join(unicodedata.normalize("NFKC", c) if "\uff01" <= c <= "\uff5e" else c for c in text)
+    if not text.isascii():
+        text = "".join(unicodedata.normalize("NFKC", c) if "\uff01" <= c <= "\uff5e" else c for c in text)
     text = " ".join(text.split()).casefold()
     return text.removesuffix(".").rstrip()
 
@@ -45,6 +46,8 @@ def same_answer(found: str | None, wanted: str) -> bool:
     """Say whether an answer is the wanted one; None is never right."""
     if found is None:
         return False
+    if found.strip() == wanted.strip():
+        return True
     number = as_number(wanted)
     if number is not None:
         return as_number(found) == number

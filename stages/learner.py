@@ -22,16 +22,18 @@ from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.hf_engine import pick_device, pick_dtype
 from nanoskyrl.stages.logprobs import TokenStatistics, sequence_logprobs
 from nanoskyrl.stages.policy import (
+    POLICY_JSON,
     PolicyInfo,
     cached_digest,
     is_adapter,
+    is_weights,
     load_model,
     policy_digest,
     policy_files,
     read_info,
     write_info,
 )
-from nanoskyrl.stages.storage import TEMPORARY, make_directory, sync_tree
+from nanoskyrl.stages.storage import TEMPORARY, link_or_copy, make_directory, sync_tree
 from nanoskyrl.stages.train_config import DEFAULT_LORA_RANK, FULL_BELOW, OptimizerConfig
 
 DEFAULT_LR = {"full_small": 2e-4, "full": 1e-6, "lora": 1e-4}
@@ -205,14 +207,11 @@ class Learner:
             model.save_pretrained(scratch)
             for file in policy_files(Path(scratch)):
                 file.rename(policy / file.name)
+        # The tokenizer is the parent's, byte for byte. A directory from outside may change under us: copy that.
+        take = link_or_copy if (self._policy / POLICY_JSON).is_file() else shutil.copyfile
         for file in policy_files(self._policy):
-            weights = file.suffix in (".safetensors", ".bin") or file.name.endswith(".index.json")
-            if (
-                not weights
-                and not (policy / file.name).exists()
-                and not (self.lora_rank and file.name == "config.json")
-            ):
-                shutil.copyfile(file, policy / file.name)
+            if not is_weights(file) and not (policy / file.name).exists() and not (base and file.name == "config.json"):
+                take(file, policy / file.name)
         canary = list(canary)[:CANARY_TOKENS]
         with torch.no_grad():
             ids = torch.tensor([canary], device=self.device)

@@ -250,8 +250,6 @@ class Output:
             files=folder_digests(self.directory),
             facts=dict(facts or {}),
         )
-        # The names of the parts reach the disk before the name of the manifest does.
-        sync_directory(self.directory)
         write_whole(self.directory / MANIFEST, self.manifest.to_bytes())
         (self.directory / STARTED).unlink(missing_ok=True)
         sync_directory(self.directory)
@@ -309,7 +307,8 @@ def open_output(
             )
         for path in directory.glob(f"*{TEMPORARY}"):
             _remove(path)
-        write_whole(directory / STARTED, json.dumps(started, indent=2, sort_keys=True).encode())
+        # Of use only to a process that was killed: a power cut that loses it costs a `--force`.
+        write_whole(directory / STARTED, json.dumps(started, indent=2, sort_keys=True).encode(), durable=False)
         yield output
 
 

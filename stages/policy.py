@@ -115,18 +115,19 @@ def policy_digest(path: Path) -> str:
     return digest_json(files)
 
 
-def _is_weights(file: Path) -> bool:
-    return file.suffix in (".safetensors", ".bin")
+def is_weights(file: Path) -> bool:
+    """Say whether a policy's file holds weights, or says which file holds which."""
+    return file.suffix in (".safetensors", ".bin") or file.name.endswith(".index.json")
 
 
 def weights_digest(path: Path) -> str:
     """Return the digest of the weights alone: two policies with the same answer alike."""
-    return digest_json({file.name: cached_digest(file) for file in policy_files(path) if _is_weights(file)})
+    return digest_json({file.name: cached_digest(file) for file in policy_files(path) if is_weights(file)})
 
 
 def frame_digest(path: Path) -> str:
     """Return the digest of everything but the weights: config, tokenizer, chat template."""
-    return digest_json({file.name: cached_digest(file) for file in policy_files(path) if not _is_weights(file)})
+    return digest_json({file.name: cached_digest(file) for file in policy_files(path) if not is_weights(file)})
 
 
 def cached_digest(file: Path) -> str:
@@ -242,8 +243,8 @@ def load_model(path: Path, *, dtype: "torch.dtype", device: str) -> Any:
     Raises:
         InputError: its files cannot be read.
     """
-    from transformers import AutoModelForCausalLM
     from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()

@@ -40,7 +40,7 @@ class Renderer:
         """Keep the tokenizer; nothing is rendered yet."""
         self.tokenizer = tokenizer
         self.template = tokenizer.chat_template or PLAIN_TEMPLATE
-        self._prompts: dict[str, list[int]] = {}  # siblings of a group begin alike
+        self._prompts: dict[Any, tuple[Any, list[int]]] = {}  # siblings of a group begin alike
 
     @cached_property
     def renders_tools(self) -> bool:
@@ -68,12 +68,13 @@ class Renderer:
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Return the tokens of `prompt`."""
-        key = json.dumps([list(messages), list(tools)])
+        # A tool is told by its place in memory, and kept so that the place stays its own.
+        key = json.dumps(list(messages)), tuple(map(id, tools))
         if key not in self._prompts:
             if len(self._prompts) >= PROMPTS_KEPT:
                 self._prompts.clear()
-            self._prompts[key] = self.encode(self.prompt(messages, tools))
-        return list(self._prompts[key])
+            self._prompts[key] = tools, self.encode(self.prompt(messages, tools))
+        return list(self._prompts[key][1])
 
     def prepare(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[Message]:
         """Return the messages as this template can show them: tools and tool messages spelt out where it cannot."""
@@ -144,6 +145,9 @@ class Renderer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, special ones included."""
+        fast = getattr(self.tokenizer, "backend_tokenizer", None)
+        if fast is not None:  # the same without transformers' look at every element's type
+            return fast.decode(list(ids), skip_special_tokens=False)
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _text(

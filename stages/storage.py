@@ -38,8 +38,8 @@ def is_local(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[IO[Any]]:
-    """Open a file for binary writing that is at `path` only once it is complete and on disk."""
+def whole_file(path: Path, *, durable: bool = True) -> Iterator[IO[Any]]:
+    """Open a file for binary writing that is at `path` only once it is complete, and on disk if `durable`."""
     try:
         if not is_local(path):
             with path.open("wb") as file:
@@ -50,7 +50,8 @@ def whole_file(path: Path) -> Iterator[IO[Any]]:
         with temporary.open("wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
         raise OutputError(
@@ -70,16 +71,17 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_tree(path: Path) -> None:
-    """Bring every file of a local directory to the disk."""
+    """Bring every file of a local directory to the disk; one with another name is there already."""
     for file in path.iterdir():
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
+        if file.stat().st_nlink == 1:
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
     sync_directory(path)
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Put these bytes in place at once."""
-    with whole_file(path) as file:
+    with whole_file(path, durable=durable) as file:
         file.write(data)
 
 

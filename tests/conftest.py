@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from nanoskyrl.stages.trajectory import Trajectory, Turn
 
 

@@ -8,11 +8,12 @@ import stat
 
 import pyarrow.parquet as pq
 import pytest
+from running import SMALL
+
 from nanoskyrl.stages.loop import loop
 from nanoskyrl.stages.policy import STARTER_DIRECTORY
 from nanoskyrl.stages.runs import Run
 from nanoskyrl_cli.main import run as skyrl
-from running import SMALL
 
 
 @pytest.fixture(scope="module")

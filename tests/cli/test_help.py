@@ -1,7 +1,9 @@
+import ast
 import subprocess
 import sys
 
 import pytest
+
 from nanoskyrl_cli.main import app, run
 
 COMMANDS = [
@@ -21,19 +23,23 @@ COMMANDS = [
 ]
 
 
-def test_help_loads_neither_torch_nor_transformers_nor_pyarrow():
-    program = "import sys; from nanoskyrl_cli.main import run; run(['--help']); print([m for m in ('torch', 'transformers', 'pyarrow', 'numpy', 'vllm') if m in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.splitlines()[-1] == "[]"
+def loaded_by(arguments):
+    """Return which heavy packages a command loads, in a new process."""
+    program = (
+        "import sys; from nanoskyrl_cli.main import run; run(sys.argv[1:]); "
+        "print([m for m in ('torch', 'transformers', 'pyarrow', 'numpy', 'vllm') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+    return ast.literal_eval(found.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("command", ["score", "advantage", "show", "verify", "list", "init"])
+def test_help_loads_nothing_heavy():
+    assert loaded_by(["--help"]) == []
+
+
+@pytest.mark.parametrize("command", ["score", "advantage", "show", "verify", "init"])
 def test_commands_that_need_no_model_do_not_load_torch(command, tmp_path):
-    program = f"import sys; from nanoskyrl_cli.main import run; run(['{command}', '--run', r'{tmp_path}']); print('torch' in sys.modules)"
-    if command == "list":
-        program = program.replace(f"'--run', r'{tmp_path}'", "")
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.splitlines()[-1] == "False"
+    assert not {"torch", "transformers"} & set(loaded_by([command, "--run", str(tmp_path)]))
 
 
 def test_every_command_is_listed():

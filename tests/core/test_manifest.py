@@ -275,6 +275,7 @@ def test_a_stage_that_is_all_or_nothing_keeps_no_parts(tmp_path):
 def test_half_a_file_is_removed_and_never_taken_for_a_part(tmp_path):
     crash(tmp_path, before=1)
     (tmp_path / f"{part_name(1)}.tmp").write_bytes(b"half a part")
+    (tmp_path / f"{part_name(7)}.tmp").write_bytes(b"half a part")
     (tmp_path / "manifest.json.tmp").write_bytes(b"{")
     assert not is_finished(tmp_path)
     assert work(tmp_path) == [1, 2]

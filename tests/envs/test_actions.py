@@ -13,8 +13,8 @@ CALL = '<tool_call>{"tool": "f", "args": {"x": 1}}</tool_call>'
 PIECES = st.sampled_from(
     [
         "<tool_call>", "</tool_call>", "<answer>", "</answer>", "<think>", "</think>", "```", CALL,
-        "<answer>5</answer>", '{"tool": "f", "args": ', "{", "}", "[", "]", '"', "\\", "\\u", ":", ",", "null", "NaN", "1e999", " ", "\n",
-        "\0", "\ud800",
+        "<answer>5</answer>", '{"tool": "f", "args": ', "{", "}", "[", "]", '"', "\\", "\\u", ":", ",", "null", "NaN",
+        "1e999", " ", "\n", "\0", "\ud800",
     ]
 )  # fmt: skip
 WRITTEN = st.lists(PIECES | st.text(st.characters(), max_size=4), max_size=30).map("".join)

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+
 from nanoskyrl.stages.engines import HfConfig, Request, Sampling
 from nanoskyrl.stages.hf_engine import HfEngine, draw
 from nanoskyrl.stages.policy import load_model, resolve_policy

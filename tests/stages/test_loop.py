@@ -8,6 +8,8 @@ import subprocess
 import sys
 
 import pytest
+from running import ROOT, SMALL, as_flags, same_bytes, skyrl
+
 from nanoskyrl.stages.config import merge
 from nanoskyrl.stages.errors import ConflictError
 from nanoskyrl.stages.loop import loop
@@ -17,7 +19,6 @@ from nanoskyrl.stages.runs import STAGES, Run
 from nanoskyrl.stages.session import Session
 from nanoskyrl.stages.shards import read_parts
 from nanoskyrl.stages.verify import verify
-from running import ROOT, SMALL, as_flags, same_bytes, skyrl
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +159,7 @@ def test_a_run_killed_in_every_stage_ends_with_the_bytes_of_an_unbroken_one(whol
     done = skyrl(*command)
     assert done.returncode == 0, done.stderr
     assert same_bytes(whole, tmp_path / "killed") == []
-    assert not [path for path in (tmp_path / "killed").rglob("*.tmp")]
+    assert not list((tmp_path / "killed").rglob("*.tmp"))
     assert verify(tmp_path / "killed").holds
 
 

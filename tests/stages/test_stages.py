@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
+
 from nanoskyrl.envs.base import Score
 from nanoskyrl.stages.advantage import AdvantageConfig, add_advantages, advantage
 from nanoskyrl.stages.errors import ConflictError, InputError, ProofError, SettingsError
@@ -436,6 +437,7 @@ def test_old_logprobs_of_another_policy_are_refused(shards, tmp_path):
 
 def test_stages_read_and_write_urls(shards):
     import fsspec
+
     from nanoskyrl.stages.storage import as_path
 
     memory = fsspec.filesystem("memory")

@@ -1,7 +1,9 @@
 import dataclasses
+from itertools import pairwise
 
 import numpy as np
 import pytest
+
 from nanoskyrl.envs.base import Observation, Step, Task
 from nanoskyrl.stages.engines import Generation, Sampling, TokenEngine
 from nanoskyrl.stages.metrics import Stopwatch
@@ -120,7 +122,7 @@ def test_each_prompt_extends_the_tokens_before_it(renderer):
     engine = Reciter(renderer, "hello", "again", "bye")
     played(engine, attempt(engine))
     prompts = [requests[0].prompt_ids for requests in engine.seen]
-    for shorter, longer in zip(prompts, prompts[1:], strict=False):
+    for shorter, longer in pairwise(prompts):
         assert longer[: len(shorter)] == shorter
 
 
