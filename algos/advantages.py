@@ -8,12 +8,13 @@ import math
 from collections.abc import Sequence
 
 ZERO_SPREAD = 1e-6
-"""Rewards closer than this count as equal: twelve times 0.7 has a variance only by rounding."""
+"""Rewards closer than this, relative to the largest, are equal: twelve times 0.7 has a variance only by rounding."""
 
 
 def has_spread(rewards: Sequence[float]) -> bool:
     """Say whether the rewards of a group differ."""
-    return len(rewards) > 1 and max(rewards) - min(rewards) > ZERO_SPREAD
+    scale = max((abs(reward) for reward in rewards), default=0.0)
+    return len(rewards) > 1 and max(rewards) - min(rewards) > ZERO_SPREAD * scale
 
 
 def group_normalized(

@@ -24,7 +24,7 @@ class GrpoConfig:
 
     def __post_init__(self) -> None:
         """Refuse bounds that cross."""
-        if not 0 <= self.eps_clip_low <= 1 or self.eps_clip_high < 0:
+        if not (0 <= self.eps_clip_low <= 1 and self.eps_clip_high >= 0):
             raise SettingsError(
                 f"`grpo.eps_clip_low` is {self.eps_clip_low} and `grpo.eps_clip_high` {self.eps_clip_high}",
                 hint="The low one is 0 to 1, the high one at least 0",

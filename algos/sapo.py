@@ -25,7 +25,7 @@ class SapoConfig:
 
     def __post_init__(self) -> None:
         """Refuse temperatures that divide by zero or turn the gate round."""
-        if self.tau_pos <= 0 or self.tau_neg <= 0:
+        if not (self.tau_pos > 0 and self.tau_neg > 0):
             raise SettingsError(
                 f"`sapo.tau_pos` is {self.tau_pos} and `sapo.tau_neg` {self.tau_neg}", hint="Both must be above 0"
             )

@@ -6,7 +6,9 @@ hold the closing tag. Nothing here raises, whatever the text.
 """
 
 import json
+import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +18,24 @@ ANSWER, ANSWER_END = "<answer>", "</answer>"
 NAME_KEYS = ("tool", "name")
 ARGUMENT_KEYS = ("args", "arguments", "params", "parameters")
 
-_SKIPPED = re.compile(r"<think>.*?(?:</think>|\Z)|```.*?(?:```|\Z)", re.DOTALL)
-"""Reasoning and code fences: what stands there is talked about, not done."""
-_DECODER = json.JSONDecoder()
+MAX_DEPTH = 64
+"""Arguments nested deeper are malformed: no tool takes them, and storing them would exceed Python's stack."""
+
+_MARKS = re.compile(f"{re.escape(TOOL_CALL)}|<think>|```")
+_ANSWER = re.compile(f"{ANSWER}((?:(?!</?answer>).)*){ANSWER_END}", re.DOTALL)
+_ENDS = {"<think>": "</think>", "```": "```"}
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)  # type: ignore[return-value]
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +48,40 @@ class ParsedCall:
     detail: str = ""
 
 
-def visible(text: str) -> str:
-    """Return the text without reasoning and code fences."""
-    return _SKIPPED.sub(" ", text)
-
-
 def tool_calls(text: str) -> list[ParsedCall]:
     """Return every call in the text, in order, the malformed ones with their error."""
-    text = visible(text)
-    calls = []
-    position = text.find(TOOL_CALL)
-    while position >= 0:
-        call, position = _call_at(text, position + len(TOOL_CALL))
-        calls.append(call)
-        position = text.find(TOOL_CALL, position)
-    return calls
+    return [piece for piece in _pieces(text) if isinstance(piece, ParsedCall)]
+
+
+def final_answer(text: str) -> str | None:
+    """Return the last answer in tags, stripped, or None if there is none.
+
+    Reasoning, code fences and the insides of tool calls do not answer. A missing closing
+    tag is no answer: the text may have been cut.
+    """
+    answers = [found[1] for piece in _pieces(text) if isinstance(piece, str) for found in _ANSWER.finditer(piece)]
+    return answers[-1].strip() if answers else None
+
+
+def _pieces(text: str) -> Iterator[str | ParsedCall]:
+    """Yield the text from left to right as plain words and calls, without reasoning and code fences.
+
+    What stands in reasoning or a fence is talked about, not done. A fence inside a call's
+    JSON belongs to the call, and a call inside a fence to the fence: whichever opens first.
+    """
+    opened = text.find("<think>")
+    closed = text.find("</think>")
+    # Some templates open the reasoning in the prompt, so the text begins inside it.
+    position = closed + len("</think>") if closed >= 0 and (opened < 0 or closed < opened) else 0
+    while mark := _MARKS.search(text, position):
+        yield text[position : mark.start()]
+        if mark[0] == TOOL_CALL:
+            call, position = _call_at(text, mark.end())
+            yield call
+        else:
+            end = text.find(_ENDS[mark[0]], mark.end())
+            position = len(text) if end < 0 else end + len(_ENDS[mark[0]])
+    yield text[position:]
 
 
 def _call_at(text: str, start: int) -> tuple[ParsedCall, int]:
@@ -56,39 +92,55 @@ def _call_at(text: str, start: int) -> tuple[ParsedCall, int]:
     try:
         value, end = _DECODER.raw_decode(text, begin)
     except (ValueError, RecursionError) as error:
-        after = text.find(TOOL_CALL_END, start)
-        detail = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", "cannot be read")
-        return ParsedCall(
-            None, None, "malformed", f"the call is not valid JSON: {detail}"
-        ), after if after >= 0 else start
-    rest = text[end:].lstrip()
-    if not rest.startswith(TOOL_CALL_END):
-        return ParsedCall(None, None, "malformed", f"the call does not end with {TOOL_CALL_END}"), end
-    return _as_call(value), end
+        return _malformed(f"the call is not valid JSON: {_what(error)}"), _after_broken_call(text, start)
+    if _deeper_than(value, MAX_DEPTH):
+        return _malformed("the call is nested too deeply"), _after_broken_call(text, end)
+    close = end
+    while close < len(text) and text[close].isspace():
+        close += 1
+    if not text.startswith(TOOL_CALL_END, close):
+        return _malformed(f"the call does not end with {TOOL_CALL_END}"), _after_broken_call(text, end)
+    return _as_call(value), close + len(TOOL_CALL_END)
+
+
+def _malformed(detail: str) -> ParsedCall:
+    return ParsedCall(None, None, "malformed", detail)
+
+
+def _what(error: Exception) -> str:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", str(error))
+
+
+def _after_broken_call(text: str, start: int) -> int:
+    """Return where to go on after a call that cannot be read: its closing tag, or the next opening one."""
+    following = text.find(TOOL_CALL, start)
+    end = text.find(TOOL_CALL_END, start, following if following >= 0 else len(text))
+    if end >= 0:
+        return end + len(TOOL_CALL_END)
+    return following if following >= 0 else len(text)
+
+
+def _deeper_than(value: Any, depth: int) -> bool:
+    level = [value]
+    for _ in range(depth):
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _as_call(value: Any) -> ParsedCall:
     if not isinstance(value, dict):
-        return ParsedCall(None, None, "malformed", "the call must be a JSON object")
+        return _malformed("the call must be a JSON object")
     name = next((value[key] for key in NAME_KEYS if key in value), None)
     if not isinstance(name, str):
-        return ParsedCall(None, None, "malformed", 'the call has no "tool" with a name')
+        return _malformed('the call has no "tool" with a name')
     args = next((value[key] for key in ARGUMENT_KEYS if key in value), {})
     if not isinstance(args, dict):
         return ParsedCall(name, None, "bad_arguments", '"args" must be a JSON object')
     return ParsedCall(name, args)
-
-
-def final_answer(text: str) -> str | None:
-    """Return the last answer in tags, stripped, or None if there is none.
-
-    Reasoning, code fences and the insides of tool calls do not answer. A missing closing
-    tag is no answer: the text may have been cut.
-    """
-    text = visible(text)
-    text = re.sub(re.escape(TOOL_CALL) + r".*?(?:" + re.escape(TOOL_CALL_END) + r"|\Z)", " ", text, flags=re.DOTALL)
-    end = text.rfind(ANSWER_END)
-    if end < 0:
-        return None
-    start = text.rfind(ANSWER, 0, end)
-    return None if start < 0 else text[start + len(ANSWER) : end].strip()

@@ -14,6 +14,7 @@ MAX_LENGTH = 200
 
 _MINUS = str.maketrans({"\u2212": "-", "\u2010": "-", "\u2011": "-", "\u2012": "-", "\u2013": "-", "\u2014": "-"})
 _THOUSANDS = re.compile(r"^[+-]?\d{1,3}([, '\u2009\u202f]\d{3})+(\.\d+)?$")
+_CURRENCY = re.compile(r"^([+-]?)\s*[$€£]\s*")
 _NUMBER = re.compile(r"^[+-]?(\d+(\.\d*)?|\.\d+)$")
 _FRACTION = re.compile(r"^([+-]?\d+)\s*/\s*(\d+)$")
 
@@ -30,7 +31,7 @@ def normalize(text: str) -> str:
 
 def as_number(text: str) -> Fraction | None:
     """Return the number this spells, or None."""
-    text = normalize(text).lstrip("$€£").strip()
+    text = _CURRENCY.sub(r"\1", normalize(text))
     if len(text) > MAX_LENGTH:
         return None
     if _THOUSANDS.match(text):

@@ -8,14 +8,16 @@ Columns, by the first name that is there: the prompt under `prompt`, `question` 
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nanoskyrl.envs.base import Message, Task
-from nanoskyrl.stages.digests import canonical_json, digest_bytes
+from nanoskyrl.stages.digests import digest_json
 from nanoskyrl.stages.errors import InputError
 from nanoskyrl.stages.storage import as_path
 
+ID_KEYS = ("id", "task_id")
 PROMPT_KEYS = ("prompt", "question", "problem")
 TRUTH_KEYS = ("ground_truth", "final", "answer", "solution")
 NESTED_TRUTH_KEYS = ("reward_spec", "reward_model")
@@ -35,16 +37,22 @@ def read_tasks(data: str, split: str) -> list[Task]:
         raise InputError(f"data set `{data}` is empty", hint="Give at least one row with a prompt and a ground truth")
     tasks = [_task(row, place, split) for place, row in rows]
     seen: dict[str, str] = {}
-    for (place, _), task in zip(rows, tasks, strict=True):
-        if task.task_id in seen:
+    for index, ((place, row), task) in enumerate(zip(rows, tasks, strict=True)):
+        if task.task_id in seen and _id_of(row) is not None:
             raise InputError(f"{place} has the id `{task.task_id}` of {seen[task.task_id]}", hint="Ids must differ")
-        seen[task.task_id] = place
+        if task.task_id in seen:  # the same question twice, without ids: two tasks
+            tasks[index] = replace(task, task_id=f"{task.task_id}-{index}")
+        seen[tasks[index].task_id] = place
     return tasks
+
+
+def _id_of(row: dict[str, Any]) -> Any:
+    return next((row[key] for key in ID_KEYS if row.get(key) is not None), None)
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"`{path}` is not UTF-8 text: {error.reason}", hint="Save it as UTF-8 JSON lines") from error
     for number, line in enumerate(text.split("\n"), 1):
@@ -53,7 +61,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         place = f"line {number} of `{path}`"
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{place} is not JSON: {error}", hint="Write one JSON object a line") from error
         if not isinstance(row, dict):
             raise InputError(f"{place} is not a JSON object", hint="Write one JSON object a line")
@@ -85,9 +93,9 @@ def _task(row: dict[str, Any], place: str, split: str) -> Task:
             f"{place} has no ground truth",
             hint=f"Add a column {', '.join(TRUTH_KEYS)}, or {' or '.join(NESTED_TRUTH_KEYS)} with ground_truth",
         )
-    task_id = row.get("id", row.get("task_id"))
+    task_id = _id_of(row)
     if task_id is None:
-        task_id = digest_bytes(canonical_json([prompt, truth]).encode())[:16]
+        task_id = digest_json([prompt, truth])[:16]
     messages: Sequence[Message] = () if isinstance(prompt, str) else _messages(prompt, place)
     text = str(messages[-1]["content"]) if messages else str(prompt)
     return Task(task_id=str(task_id), split=split, prompt=text, ground_truth=truth, messages=messages)

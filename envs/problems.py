@@ -169,16 +169,19 @@ def is_test(question: str) -> bool:
 
 
 def generate(family: str, level: int, split: str, count: int) -> list[Problem]:
-    """Return up to `count` different problems, always the same ones in the same order."""
-    makers = generators(family)
+    """Return `count` different problems, or as many as there are, always the same ones in the same order."""
+    makers = list(generators(family))
     rng = random.Random(derive_seed("problems", family, level, split))
     seen: dict[str, Problem] = {}
-    misses = 0
-    while len(seen) < count and misses < DRAWS_PER_TASK:
-        problem = makers[len(seen) % len(makers)](rng, level)
+    misses = dict.fromkeys(makers, 0)
+    while len(seen) < count and makers:
+        make = makers[len(seen) % len(makers)]
+        problem = make(rng, level)
         if problem.question in seen or is_test(problem.question) != (split == "test"):
-            misses += 1
+            misses[make] += 1
+            if misses[make] == DRAWS_PER_TASK:  # its space is used up; the others go on
+                makers.remove(make)
             continue
         seen[problem.question] = problem
-        misses = 0
+        misses[make] = 0
     return list(seen.values())

@@ -42,10 +42,18 @@ class TextMathConfig:
             raise SettingsError(
                 f"`text_math.level` must be 1 to {MAX_LEVEL}, not {self.level}", hint="Choose a level that exists"
             )
+        check_counts("text_math", self.n_train, self.n_test)
         if not 0 <= self.format_weight <= 1:
             raise SettingsError(
                 f"`text_math.format_weight` must be 0 to 1, not {self.format_weight}", hint="Give a share of the reward"
             )
+
+
+def check_counts(table: str, n_train: int, n_test: int) -> None:
+    """Refuse numbers of tasks below 1."""
+    for name, count in (("n_train", n_train), ("n_test", n_test)):
+        if count < 1:
+            raise SettingsError(f"`{table}.{name}` must be at least 1, not {count}", hint="Give a number of tasks")
 
 
 @cache  # a loop asks again at every step

@@ -14,13 +14,15 @@ from nanoskyrl.envs.answers import same_answer
 from nanoskyrl.envs.base import Message, Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import read_tasks
 from nanoskyrl.envs.problems import MAX_LEVEL, is_test
-from nanoskyrl.envs.text_math import INSTRUCTION
+from nanoskyrl.envs.text_math import INSTRUCTION, check_counts
 from nanoskyrl.envs.tools import carry_out, offer, passages
 from nanoskyrl.stages.digests import derive_seed
 from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.trajectory import Trajectory
+from nanoskyrl.stages.trajectory import ToolCall, Trajectory
 
 KINDS = ("calculator", "search")
+MAX_CALLS = 16
+"""Carried out of one action; a policy that repeats the tag must not fill its own context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,9 @@ class ToolUseConfig:
 
     def __post_init__(self) -> None:
         """Refuse kinds of tasks and levels that do not exist."""
+        check_counts("tool_use", self.n_train, self.n_test)
+        if not self.kinds:
+            raise SettingsError("`tool_use.kinds` is empty", hint=f"Choose from {', '.join(KINDS)}")
         for kind in self.kinds:
             if kind not in KINDS:
                 raise SettingsError(f"`tool_use.kinds` holds `{kind}`", hint=f"Choose from {', '.join(KINDS)}")
@@ -157,9 +162,13 @@ class ToolUseEpisode:
 
     def step(self, action: str) -> Step:
         """Carry out the calls; without any, the episode ends."""
-        calls = [carry_out(call, self.tools) for call in tool_calls(action)]
-        if not calls:
+        written = tool_calls(action)
+        if not written:
             return Step(done=True)
+        calls = [carry_out(call, self.tools) for call in written[:MAX_CALLS]]
+        if len(written) > MAX_CALLS:
+            detail = f"{len(written)} calls in one turn; only {MAX_CALLS} are carried out"
+            calls.append(ToolCall(tool=None, result=detail, ok=False, error="too_many_calls"))
         replies: list[Message] = [
             {"role": "tool", "content": call.result if call.ok else f"error: {call.result}"} for call in calls
         ]

@@ -4,8 +4,10 @@ A tool's JSON schema and the checking of its arguments come from its signature, 
 pydantic. A call that cannot be carried out is answered with what is wrong, as text.
 """
 
+import ast
 import inspect
 import json
+import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ MAX_EXPRESSION_LENGTH = 200
 MAX_DIGITS = 1000
 """Results with more digits are refused: computing them would take longer than anyone waits."""
 SEARCH_RESULTS = 3
+MAX_NAME_LENGTH = 40
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def _limited(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         if function is operator.pow:
             if isinstance(left, float) or isinstance(right, float) or right < 0:
                 left, right = float(left), float(right)
-            elif abs(left) > 1 and right * len(str(abs(left))) > MAX_DIGITS:
+            elif abs(left) > 1 and right * math.log10(abs(left)) > MAX_DIGITS:
                 raise ToolError("the result is too large")
         result = function(left, right)
         if isinstance(result, complex):
@@ -89,10 +92,14 @@ def _limited(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return check
 
 
+def _number(node: ast.Constant) -> int | float:
+    if isinstance(node.value, bool) or not isinstance(node.value, int | float):
+        raise ToolError("only numbers can be worked with")
+    return node.value
+
+
 def calculator(expression: str) -> str:
     """Work out an arithmetic expression with + - * / // % ** and brackets."""
-    import ast
-
     import simpleeval
 
     if len(expression) > MAX_EXPRESSION_LENGTH:
@@ -104,16 +111,21 @@ def calculator(expression: str) -> str:
     operators: dict[Any, Any] = {kind: _limited(function) for kind, function in binary.items()}
     operators |= {ast.USub: operator.neg, ast.UAdd: operator.pos}
     evaluator = simpleeval.SimpleEval(operators=operators, functions={}, names={})
+    # Nothing but numbers and operators: attributes and methods of a number can hold a gigabyte.
+    nodes: dict[Any, Any] = {kind: evaluator.nodes[kind] for kind in (ast.BinOp, ast.UnaryOp)}
+    evaluator.nodes = {**nodes, ast.Constant: _number}
     try:
-        value = evaluator.eval(expression.strip())
+        value = evaluator.eval(expression, ast.parse(expression.strip(), mode="eval").body)
     except ToolError:
         raise
     except ZeroDivisionError:
         raise ToolError("division by zero") from None
-    except Exception as error:  # simpleeval lets through whatever the parser and the operators raise
+    except OverflowError:
+        raise ToolError("the result is too large") from None
+    except Exception as error:  # the parser and the operators raise whatever they like
         raise ToolError(f"cannot work out this expression ({type(error).__name__})") from None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ToolError("the expression is not arithmetic")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ToolError("the result is too large")
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)
     return str(value)
@@ -173,6 +185,6 @@ def carry_out(call: ParsedCall, tools: Mapping[str, Tool]) -> ToolCall:
         return ToolCall(tool=call.tool, args=call.args, result=call.detail, ok=False, error=call.error or "malformed")
     tool = tools.get(call.tool)
     if tool is None:
-        detail = f"there is no tool {call.tool!r}; there is {', '.join(tools)}"
+        detail = f"there is no tool {call.tool[:MAX_NAME_LENGTH]!r}; there is {', '.join(tools)}"
         return ToolCall(tool=call.tool, args=call.args, result=detail, ok=False, error="unknown_tool")
     return tool.call(call.args)

@@ -18,6 +18,8 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     """
     if not 1 <= k <= n:
         raise ValueError(f"pass@{k} needs at least {k} samples, not {n}")
+    if not 0 <= correct <= n:
+        raise ValueError(f"{correct} of {n} samples cannot be right")
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
 
@@ -31,13 +33,14 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float] | None:
     if not n:
         return None
     mean = math.fsum(values) / n
-    if all(value in (0.0, 1.0) for value in values):
-        # Wilson's interval: the normal one has width 0 where all are right.
+    if n == 1 and values[0] not in (0.0, 1.0):
+        return mean, 0.0, 1.0
+    spread = math.fsum((value - mean) ** 2 for value in values)
+    if spread == 0 or all(value in (0.0, 1.0) for value in values):
+        # Wilson's interval: the normal one has no width where all tasks came out alike.
         square = NORMAL_95**2
         middle = (mean + square / (2 * n)) / (1 + square / n)
         half = NORMAL_95 / (1 + square / n) * math.sqrt(mean * (1 - mean) / n + square / (4 * n * n))
         return mean, max(0.0, middle - half), min(1.0, middle + half)
-    if n == 1:
-        return mean, 0.0, 1.0
-    half = NORMAL_95 * math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
+    half = NORMAL_95 * math.sqrt(spread / (n - 1) / n)
     return mean, max(0.0, mean - half), min(1.0, mean + half)

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import math
 import textwrap
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -203,6 +204,8 @@ def build(config: type[C], values: Mapping[str, Any], table: str) -> C:
     for key, value in values.items():
         if key not in known:
             raise SettingsError(f"unknown key `{table}.{key}`", hint=_suggest(table, key, list(known)))
+        if isinstance(value, float) and math.isnan(value):
+            raise SettingsError(f"`{table}.{key}` is not a number", hint="Give one")
         try:
             kwargs[key] = msgspec.convert(value, known[key].type)
         except msgspec.ValidationError as error:

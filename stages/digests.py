@@ -32,7 +32,8 @@ def canonical_json(value: Any) -> str:
 
 def digest_json(value: Any) -> str:
     """Return the digest of a value's canonical JSON."""
-    return digest_bytes(canonical_json(value).encode())
+    # What a model or a data set wrote may hold lone surrogates, which plain UTF-8 refuses.
+    return digest_bytes(canonical_json(value).encode("utf-8", "surrogatepass"))
 
 
 def derive_seed(*parts: Any) -> int:

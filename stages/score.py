@@ -9,6 +9,7 @@ never 0. Rows in are rows out; the rollout's columns go through untouched.
 # pyright: reportAttributeAccessIssue=false
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -189,8 +190,8 @@ def _judge_one(steps: list[Trajectory], scorer: Scorer) -> tuple[Score, str]:
         verdict = scorer(whole)
     except Exception as error:  # a reward function's failure is its row's, not the stage's, and no verdict
         return Score(reward=None, parts={f"error: {type(error).__name__}: {error}": None}), "verifier_error"
-    if verdict.reward is not None and verdict.reward != verdict.reward:
-        return Score(reward=None, parts={"error: the reward is not a number": None}), "verifier_error"
+    if verdict.reward is not None and not math.isfinite(verdict.reward):
+        return Score(reward=None, parts={f"error: the reward is {verdict.reward}": None}), "verifier_error"
     return verdict, "scored" if verdict.reward is not None else "verifier_error"
 
 

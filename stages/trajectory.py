@@ -147,6 +147,9 @@ class ToolCall:
     """A kind that can be counted, such as `malformed` or `unknown_tool`; None where ok."""
 
 
+TOOL_CALL_FIELDS = tuple(f.name for f in dataclasses.fields(ToolCall))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """What the policy did once, and what the environment answered."""
@@ -280,7 +283,7 @@ def to_table(rows: Iterable[Trajectory], stage: str = "rollout") -> pa.Table:
 
 
 def _turn_to_dict(turn: Turn) -> dict[str, Any]:
-    calls = to_json([dataclasses.asdict(call) for call in turn.tool_calls])
+    calls = to_json([{name: getattr(call, name) for name in TOOL_CALL_FIELDS} for call in turn.tool_calls])
     return {
         "action": clean_text(turn.action),
         "observation": clean_text(turn.observation),

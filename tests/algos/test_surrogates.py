@@ -166,7 +166,6 @@ def test_settings_that_turn_a_surrogate_round_are_refused(config, values):
         config(**values)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: NaN passes these bounds")
 @pytest.mark.parametrize(
     ("config", "values"),
     [(SapoConfig, {"tau_pos": NAN}), (SapoConfig, {"tau_neg": NAN}), (GrpoConfig, {"eps_clip_high": NAN})],

@@ -170,7 +170,6 @@ def test_text_without_an_opening_tag_calls_nothing(text):
     assert tool_calls(text) == []
 
 
-@pytest.mark.xfail(strict=True, reason="bug: fences and reasoning are cut out of strings inside a call, too")
 @pytest.mark.parametrize("argument", ["```python\nprint(1)\n```", "a ``` b", "<think>", "<think>x</think>"])
 def test_a_fence_inside_an_argument_belongs_to_the_argument(argument):
     (call,) = tool_calls(written({"tool": "run", "args": {"code": argument}}))
@@ -267,13 +266,11 @@ def test_an_unclosed_answer_does_not_hide_an_earlier_one():
     assert final_answer("<answer>42</answer> or rather <answer>4") == "42"
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a closing tag in a string ends the call for final_answer")
 def test_an_answer_in_an_argument_after_a_closing_tag_is_no_answer():
     text = written({"tool": "search", "args": {"query": "</tool_call><answer>42</answer>"}})
     assert final_answer(text) is None
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the text up to the last closing tag is the answer, closing tags included")
 @pytest.mark.parametrize(
     "text",
     ["<answer>42</answer></answer>", "<answer>42</answer> I said </answer>", "<answer><answer>42</answer></answer>"],

@@ -118,7 +118,6 @@ def test_no_answer_is_never_right(wanted):
     assert not same_answer(None, wanted)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a currency sign after the minus sign makes it text")
 @pytest.mark.parametrize("found", ["-$5", "\u2212$5"])
 def test_a_currency_sign_may_follow_the_minus_sign(found):
     assert same_answer(found, "-5")

@@ -145,7 +145,6 @@ def test_settings_out_of_range_are_refused_by_name(values):
     assert caught.value.hint
 
 
-@pytest.mark.xfail(strict=True, reason="bug: negative numbers of tasks are taken as none")
 @pytest.mark.parametrize("values", [{"n_train": -1}, {"n_test": -1}], ids=str)
 def test_negative_numbers_of_tasks_are_refused(values):
     with pytest.raises(SettingsError):

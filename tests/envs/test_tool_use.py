@@ -246,7 +246,6 @@ def test_no_text_raises_and_all_of_it_can_be_stored(action):
     assert [one.error for one in again.turns[0].tool_calls] == [one.error for one in trajectory.turns[0].tool_calls]
 
 
-@pytest.mark.xfail(strict=True, reason="bug: storing deeply nested arguments exceeds the recursion limit")
 def test_deeply_nested_arguments_can_be_stored():
     environment = ToolUse(ToolUseConfig(n_train=1))
     (task,) = environment.tasks("train")
@@ -304,7 +303,6 @@ def test_settings_out_of_range_are_refused_by_name(key, value):
     assert caught.value.hint
 
 
-@pytest.mark.xfail(strict=True, reason="bug: division by zero, and negative numbers of tasks are taken as none")
 @pytest.mark.parametrize("values", [{"kinds": ()}, {"n_train": -1}, {"n_test": -1}], ids=str)
 def test_settings_that_leave_no_tasks_are_refused(values):
     with pytest.raises(SettingsError):

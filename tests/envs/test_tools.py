@@ -1,3 +1,6 @@
+import json
+import subprocess
+import sys
 import time
 
 import pytest
@@ -9,10 +12,6 @@ from nanoskyrl.envs.tools import TOOLS, Tool, carry_out, offer, passages
 from nanoskyrl.stages.errors import SettingsError
 
 CALCULATOR, SEARCH = Tool("calculator", TOOLS["calculator"]), Tool("search", TOOLS["search"])
-
-
-def bug(value, reason):
-    return pytest.param(value, marks=pytest.mark.xfail(strict=True, reason=f"bug: {reason}"))
 
 
 def work_out(expression):
@@ -71,21 +70,19 @@ def test_division_by_zero_is_said(expression):
     assert (found.ok, found.error, found.result) == (False, "tool_error", "division by zero")
 
 
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "9**9**9",
-        "9**9**9**9",
-        "2**" * 40 + "2",
-        "10**5000",
-        "(10**400)**(10**400)",
-        "(10**400)" + "*(10**400)" * 9,
-        "(-9)**9999999999",
-    ],
-)
-def test_a_power_past_all_digits_is_too_large(expression):
-    found = work_out(expression)
-    assert (found.ok, found.error, found.result) == (False, "tool_error", "the result is too large")
+def test_powers_past_all_digits_are_too_large_and_nobody_waits_for_them():
+    # In a process of its own: Python cannot be interrupted in the middle of a power of integers.
+    expressions = ["9**9**9", "9**9**9**9", "2**" * 40 + "2", "10**5000", "(10**400)**(10**400)", "(-9)**9999999999"]
+    expressions.append("(10**400)" + "*(10**400)" * 9)
+    code = (
+        "import json, sys; from nanoskyrl.envs.tools import offer; tool = offer(('calculator',))['calculator'];"
+        "calls = [tool.call({'expression': expression}) for expression in json.loads(sys.argv[1])];"
+        "print(json.dumps([(call.ok, call.error, call.result) for call in calls]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(expressions)], capture_output=True, check=True, timeout=30
+    )
+    assert json.loads(done.stdout) == [[False, "tool_error", "the result is too large"]] * len(expressions)
 
 
 @pytest.mark.parametrize(
@@ -117,11 +114,9 @@ def test_a_power_past_all_digits_is_too_large(expression):
         "(1).__class__",
         "'a'.upper()",
         "'{0.__class__}'.format(1)",
-        bug("(1).real", "attributes of numbers are looked up"),
-        bug("(255).bit_length()", "methods of numbers are called"),
-        bug(
-            "'a'.ljust(10**8).count('a')", "methods of strings are called, here with 100 MB; 10**9 takes over a second"
-        ),
+        "(1).real",
+        "(255).bit_length()",
+        "'a'.ljust(10**8).count('a')",
         # What is no number.
         "'a'",
         "'a' * 3",
@@ -134,23 +129,23 @@ def test_a_power_past_all_digits_is_too_large(expression):
         "...",
         "1j",
         "(-8) ** 0.5",
-        bug("1e400", "infinity is a result"),
-        bug("1e308 * 10", "infinity is a result"),
-        bug("1e400 - 1e400", "not-a-number is a result"),
+        "1e400",
+        "1e308 * 10",
+        "1e400 - 1e400",
         # Truth values and comparisons.
         "True",
         "1 < 2",
         "1 == 1",
         "1 is 1",
         "not 1",
-        bug("True + 1", "True counts as 1 inside an expression"),
-        bug("-True", "True counts as 1 inside an expression"),
-        bug("1 and 2", "and is worked out"),
-        bug("0 or 5", "or is worked out"),
-        bug("1 if 2 else 3", "a conditional is worked out"),
+        "True + 1",
+        "-True",
+        "1 and 2",
+        "0 or 5",
+        "1 if 2 else 3",
         # What is no expression.
-        bug("1; 2", "only the first statement is worked out, and a warning printed"),
-        bug("x = 5", "an assignment is its value, and a warning printed"),
+        "1; 2",
+        "x = 5",
         "import os",
         "for i in 1: 2",
         # What is too long or too deep.

@@ -63,7 +63,6 @@ def test_more_right_samples_than_samples_are_refused():
         pass_at_k(3, 4, 1)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a negative count gives a negative chance")
 def test_fewer_right_samples_than_none_are_refused():
     with pytest.raises(ValueError):  # noqa: PT011
         pass_at_k(3, -1, 1)
@@ -97,7 +96,6 @@ def test_one_share_says_nothing_about_the_spread_between_tasks():
     assert mean_interval([0.5]) == (0.5, 0.0, 1.0)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: tasks with the same share have an interval of no width")
 def test_two_tasks_alike_are_not_certain():
     mean, low, high = mean_interval([0.5, 0.5])
     assert low < mean < high
