@@ -112,7 +112,7 @@ def calculator(expression: str) -> str:
     operators |= {ast.USub: operator.neg, ast.UAdd: operator.pos}
     evaluator = simpleeval.SimpleEval(operators=operators, functions={}, names={})
     # Nothing but numbers and operators: attributes and methods of a number can hold a gigabyte.
-    nodes: dict[Any, Any] = {kind: evaluator.nodes[kind] for kind in (ast.BinOp, ast.UnaryOp)}
+    nodes: dict[Any, Any] = {kind: (evaluator.nodes or {})[kind] for kind in (ast.BinOp, ast.UnaryOp)}
     evaluator.nodes = {**nodes, ast.Constant: _number}
     try:
         value = evaluator.eval(expression, ast.parse(expression.strip(), mode="eval").body)

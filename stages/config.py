@@ -11,6 +11,7 @@ import difflib
 import functools
 import inspect
 import math
+import re
 import textwrap
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nanoskyrl.stages.errors import InputError, SettingsError, did_you_mean
-from nanoskyrl.stages.registry import BUILTIN, load_attribute, lookup
+from nanoskyrl.stages.registry import BUILTIN, entry_points, load_attribute, lookup
 
 Settings = dict[str, dict[str, Any]]
 """Table name to key to value, as given; not yet checked against a dataclass."""
@@ -62,7 +63,7 @@ def config_class(table: str) -> type | None:
     if table in CONFIGS:
         return load_attribute(CONFIGS[table], what="settings")
     for kind in ("env", "algo", "engine"):
-        if table in BUILTIN[kind] or ":" in table:
+        if table in BUILTIN[kind] or ":" in table or table in entry_points(kind):
             return getattr(lookup(kind, table), "Config", None)
     return None
 
@@ -89,7 +90,7 @@ def read_file(path: Path) -> Settings:
         import yaml
 
         try:
-            value = yaml.safe_load(text) or {}
+            value = yaml.load(text, _yaml_loader()) or {}
         except yaml.YAMLError as error:
             raise InputError(
                 f"`{path}` is not YAML: {' '.join(str(error).split())}", hint="Mend the line it names"
@@ -103,12 +104,28 @@ def read_file(path: Path) -> Settings:
         raise SettingsError(f"`{path}` holds no tables", hint="Write tables such as [rollout]")
     for table, keys in value.items():
         if not isinstance(keys, dict):
+            place, key = _place_of(str(table)) or ("run", str(table))
             raise SettingsError(
-                f"`{table}` in `{path}` stands outside a table",
-                hint=f"Put it into one, such as [run] or [{_table_of(table)}]",
+                f"`{table}` in `{path}` stands outside a table", hint=f"Put it into one: [{place}] has `{key}`"
+            )
+        if not all(isinstance(name, str) for name in (table, *keys)):
+            raise SettingsError(
+                f"`{table}` in `{path}` has a name that is no text", hint="Put names such as on into quotes"
             )
         check_keys(table, keys)
     return value
+
+
+def _yaml_loader() -> Any:
+    """Return a loader that reads 1e-4 as a number, as YAML 1.2 and everybody else does."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    number = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    return Loader
 
 
 def preset_settings(name: str) -> Settings:
@@ -135,7 +152,8 @@ def parse_set(assignment: str) -> Settings:
             f"`--set {assignment}` is not `table.key=value`", hint="Write, for instance, `--set train.lr=1e-4`"
         )
     if not table:
-        raise SettingsError(f"`{key}` needs its table", hint=f"Write `--set {_table_of(key)}.{key}={text}`")
+        table, key_there = _place_of(key) or ("table", key)
+        raise SettingsError(f"`{key}` needs its table", hint=f"Write `--set {table}.{key_there}={text}`")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -170,24 +188,23 @@ def _suggest(table: str, key: str, known: list[str]) -> str:
     word = RIVAL_WORDS.get(f"{table}.{key}") or RIVAL_WORDS.get(key)
     if word in known:
         return f"Did you mean `{table}.{word}`?"
-    if word and (place := _table_of(word)) != "table":
-        return f"Did you mean `{place}.{word}`?"
-    if close := did_you_mean(key, known):
+    if word is None and (close := did_you_mean(key, known)):
         return close.replace("`", f"`{table}.", 1)
-    if (place := _table_of(key)) != "table":
-        return f"Did you mean `{place}.{key}`?"
+    if place := _place_of(key):
+        return f"Did you mean `{'.'.join(place)}`?"
     return f"[{table}] has {', '.join(known)}"
 
 
-def _table_of(key: str) -> str:
-    """Return the table that has a key of this, or nearly this, name."""
-    best, score = "table", 0.75
+def _place_of(key: str) -> tuple[str, str] | None:
+    """Return table and name of the setting that a key most likely stands for, under our word or a rival's."""
+    key = RIVAL_WORDS.get(key, key)
+    best, score = None, 0.75
     for table in tables():
         found = config_class(table)
         for field in dataclasses.fields(found) if found else ():
             likeness = difflib.SequenceMatcher(None, key, field.name).ratio()
             if likeness > score:
-                best, score = table, likeness
+                best, score = (table, field.name), likeness
     return best
 
 

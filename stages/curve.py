@@ -46,7 +46,9 @@ def curve(run: Run) -> str:
     plotext.plot_size(WIDTH, HEIGHT)
     plotext.plot([step for step, _ in points], [value for _, value in points], marker="braille")
     plotext.ylim(0, 1)
-    plotext.xlim(0, max(1, points[-1][0]))
+    last = max(1, points[-1][0])
+    plotext.xlim(0, last)
+    plotext.xticks(sorted({round(last * i / 4) for i in range(5)}))
     plotext.title("sampled success of training tasks, by step")
     rows = [plotext.uncolorize(plotext.build()).rstrip()]
     for version, line in sorted(latest(lines, "eval").items()):

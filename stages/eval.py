@@ -18,7 +18,7 @@ from nanoskyrl.eval.passk import mean_interval, pass_at_k
 from nanoskyrl.stages.config import plugin_config, to_plain
 from nanoskyrl.stages.engines import Engine, TokenEngine, make_engine
 from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.manifest import SUMMARY, Head, Manifest, open_output
+from nanoskyrl.stages.manifest import SUMMARY, Head, Manifest, open_output, part_files
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
 from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.rollout import RolloutConfig, failed, prepare, run_groups
@@ -103,7 +103,7 @@ def evaluate(
             with watch("score"):
                 table = score_table(to_table(rows), plan.environment.score)
             out.write_part(part, table)
-        numbers = summary(_parts_in_place(out.directory), config.n_samples)
+        numbers = summary(map(read_part, part_files(output)), config.n_samples)
         write_whole(output / SUMMARY, (json.dumps(numbers, indent=2) + "\n").encode())
         manifest = out.finish(rows_in=len(plan.tasks) * config.n_samples)
     values = {key: value for key, value in numbers.items() if isinstance(value, int | float)}
@@ -127,11 +127,6 @@ def _as_rollout(
         return changed
     environment = lookup("env", changed.env)(plugin_config(settings, "env", changed.env))
     return dataclasses.replace(changed, train_batch_size=len(environment.tasks("test")))
-
-
-def _parts_in_place(directory: Path) -> Iterable[pa.Table]:
-    for path in sorted(directory.glob("part-*.parquet")):
-        yield read_part(path)
 
 
 def summary(tables: Iterable[pa.Table], n_samples: int) -> dict[str, Any]:

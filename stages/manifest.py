@@ -12,6 +12,7 @@ import functools
 import importlib.metadata
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,11 @@ from nanoskyrl.stages.trajectory import SCHEMA_VERSION
 MANIFEST, STARTED = "manifest.json", "started.json"
 FOLDERS, SUMMARY = ("policy", "state"), "summary.json"
 """What a stage may write beside its parts."""
+PART_NAME = re.compile(r"part-\d{5}\.parquet")
+OURS = re.compile(
+    rf"({PART_NAME.pattern}|manifest\.json|started\.json|summary\.json)(\.tmp)?|policy|state|policy-\w+\.tmp"
+)
+"""Every name that a stage gives in its directory; others are never touched."""
 PACKAGES = ("torch", "transformers", "tokenizers", "peft", "accelerate", "pyarrow", "numpy")
 
 
@@ -144,7 +150,12 @@ def read_manifest(directory: Path, *, stage: str | Sequence[str] | None = None) 
         raise InputError(
             f"`{directory / MANIFEST}` is not JSON: {error}", hint="Run the stage again, with `--force`"
         ) from error
-    version = value.get("schema_version", 0) if isinstance(value, dict) else 0
+    version = value.get("schema_version") if isinstance(value, dict) else None
+    if not isinstance(version, int):
+        raise InputError(
+            f"`{directory / MANIFEST}` lacks what a manifest holds: its schema version",
+            hint="Run the stage again, with `--force`",
+        )
     if version > SCHEMA_VERSION:
         raise InputError(
             f"`{directory}` has schema version {version}; this nanoskyrl reads up to {SCHEMA_VERSION}",
@@ -172,9 +183,10 @@ def is_finished(directory: Path) -> bool:
 
 def _read_started(directory: Path) -> dict[str, Any]:
     try:
-        return json.loads((directory / STARTED).read_bytes())
+        value = json.loads((directory / STARTED).read_bytes())
     except (FileNotFoundError, ValueError):
         return {}
+    return value if isinstance(value, dict) else {}
 
 
 def first_difference(ours: Any, theirs: Any, name: str = "") -> tuple[str, Any, Any] | None:
@@ -199,7 +211,7 @@ class Output:
         self.directory = directory
         self.head = head
         self._dropped = dropped
-        self._written: dict[int, tuple[Part, Mapping[str, int]]] = {}
+        self._written: dict[str, tuple[Part, Mapping[str, int]]] = {}
         self.manifest: Manifest | None = None
         """Set when the directory is finished."""
 
@@ -216,7 +228,7 @@ class Output:
         """Put a part in place."""
         path = self.directory / part_name(index)
         write_part(path, table)
-        self._written[index] = self._describe(path, table)
+        self._written[path.name] = self._describe(path, table)
 
     def _describe(self, path: Path, table: pa.Table) -> tuple[Part, Mapping[str, int]]:
         """Return what the manifest says of a part."""
@@ -230,14 +242,12 @@ class Output:
             facts: What a later stage needs to know.
         """
         parts, counts = [], {}
-        index = 0
-        while (path := self.directory / part_name(index)).is_file():
+        for path in part_files(self.directory):
             # A part of an interrupted run is read again, so that the manifest is that of an unbroken one.
-            part, dropped = self._written[index] if index in self._written else self._describe(path, read_part(path))
+            part, dropped = self._written.get(path.name) or self._describe(path, read_part(path))
             parts.append(part)
             for reason, count in dropped.items():
                 counts[reason] = counts.get(reason, 0) + count
-            index += 1
         self.manifest = Manifest(
             **dataclasses.asdict(self.head),
             schema_version=SCHEMA_VERSION,
@@ -254,6 +264,11 @@ class Output:
         (self.directory / STARTED).unlink(missing_ok=True)
         sync_directory(self.directory)
         return self.manifest
+
+
+def part_files(directory: Path) -> list[Path]:
+    """Return the parts that are in place, in order."""
+    return sorted(path for path in directory.iterdir() if PART_NAME.fullmatch(path.name))
 
 
 def folder_digests(directory: Path) -> dict[str, str]:
@@ -333,9 +348,8 @@ def _short(value: Any) -> str:
 def _check_ours(directory: Path) -> bool:
     """Return whether the directory holds files that a stage put in place; refuse others."""
     names = [path.name for path in directory.iterdir()]
-    known = {MANIFEST, STARTED, SUMMARY, *FOLDERS}
     for name in names:
-        if name not in known and not name.startswith("part-") and not name.endswith(TEMPORARY):
+        if not OURS.fullmatch(name):
             raise OutputError(
                 f"`{directory}` holds `{name}`, which no stage wrote", hint="Name a directory of its own for the output"
             )

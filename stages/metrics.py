@@ -63,7 +63,14 @@ class MetricsLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # One write call: lines of several processes do not mix.
         with self.path.open("ab") as file:
-            file.write((json.dumps(line) + "\n").encode())
+            torn = file.tell() > 0 and not _ends_a_line(self.path)  # by a process that was killed
+            file.write((("\n" if torn else "") + json.dumps(line) + "\n").encode())
+
+
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
 
 
 def finite(values: Mapping[str, Value]) -> dict[str, Value]:

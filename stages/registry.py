@@ -69,7 +69,7 @@ def load_attribute(target: str, *, what: str) -> Any:
     module_name, _, attribute = target.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
+    except (ImportError, ValueError, TypeError) as error:  # the last two for names such as `:Maze` and `.maze:Maze`
         raise SettingsError(
             f"cannot import `{target}` as {what}: {error}",
             hint="Check the spelling, or install the package that has it",

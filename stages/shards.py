@@ -78,6 +78,8 @@ def read_part(path: Path, digest: str | None = None, columns: Sequence[str] | No
         data = path.read_bytes()
     except FileNotFoundError as error:
         raise InputError(f"`{path}` is missing", hint="Run the stage that writes it again, with `--force`") from error
+    except OSError as error:
+        raise InputError(f"`{path}` cannot be read: {error.strerror or error}", hint="Name a Parquet file") from error
     if digest is not None and digest_bytes(data) != digest:
         raise InputError(
             f"`{path}` is corrupt: its digest is not the one in the manifest",
@@ -89,7 +91,12 @@ def read_part(path: Path, digest: str | None = None, columns: Sequence[str] | No
         raise InputError(
             f"`{path}` is not a readable Parquet file: {error}", hint="Run the stage that writes it again"
         ) from error
-    found = int((table.schema.metadata or {}).get(SCHEMA_KEY, b"0"))
+    version = (table.schema.metadata or {}).get(SCHEMA_KEY, b"0").decode(errors="replace")
+    if not version.isdecimal():
+        raise InputError(
+            f"`{path}` has the schema version {version!r}, no number", hint="Run the stage that writes it again"
+        )
+    found = int(version)
     if found > SCHEMA_VERSION:
         raise InputError(
             f"`{path}` has schema version {found}; this nanoskyrl reads up to {SCHEMA_VERSION}",

@@ -5,6 +5,7 @@ show an object only when its upload has ended, so there it is written as it is.
 """
 
 import contextlib
+import io
 import os
 import shutil
 from collections.abc import Iterator
@@ -42,8 +43,10 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[IO[Any]]:
     """Open a file for binary writing that is at `path` only once it is complete, and on disk if `durable`."""
     try:
         if not is_local(path):
-            with path.open("wb") as file:
-                yield file
+            # Closing a remote file uploads what is in it, also half of it: so it is opened when all is there.
+            buffer = io.BytesIO()
+            yield buffer
+            path.write_bytes(buffer.getvalue())
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(path.name + TEMPORARY)
@@ -107,6 +110,9 @@ def remove_tree(path: Path) -> None:
 
 def link_or_copy(source: Path, target: Path) -> None:
     """Give a file a second name, or copy it where the file system has no hard links."""
+    if not (is_local(source) and is_local(target)):
+        target.write_bytes(source.read_bytes())
+        return
     try:
         os.link(source, target)
     except OSError:

@@ -23,15 +23,19 @@ class OptimizerConfig:
     lr_decay_steps: int | None = None
     """Optimizer steps after which a falling schedule has fallen; needed by linear and cosine."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW: decay of the means of gradient and squared gradient."""
     weight_decay: float = 0.01
+    """AdamW: share of each weight taken off in a step, times the rate."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
     lora_rank: int | None = None
     """0 trains the whole model; None: 0 under 50 M parameters, else 32."""
     lora_alpha: int = 64
+    """Adapters are scaled by this over their rank."""
     dtype: str = "auto"
     """float32, bfloat16 or auto: bfloat16 on a GPU, float32 elsewhere."""
     device: str = "auto"
+    """cpu, cuda or auto."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

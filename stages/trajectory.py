@@ -12,7 +12,7 @@ elements are null only in `logprobs`, exactly where `loss_mask` is 0.
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,9 +37,12 @@ STOP_REASONS = {
     "error": "failed",
 }
 """Why a trajectory ended, and the status that goes with it."""
+SPLITS = ("train", "test")
 SCORE_STATUSES = ("scored", "verifier_timeout", "verifier_error", "skipped")
 DROP_REASONS = ("zero_variance", "overlong", "singleton", "failed", "unscored", "untrainable")
 LOGPROBS_MODES = ("processed", "raw", "recomputed")
+LOGPROB_LIMIT = 1e-3
+"""A log-prob of a certain token can come out a rounding error above 0."""
 
 
 def _tokens(of: pa.DataType) -> pa.DataType:
@@ -261,6 +264,7 @@ def list_column(
 def to_table(rows: Iterable[Trajectory], stage: str = "rollout") -> pa.Table:
     """Build and check the Arrow table of these rows, with the columns of `rollout` or `score`."""
     rows = list(rows)
+    _check_lengths(rows)
     arrays: list[pa.Array] = []
     for column in columns_of(stage):
         values = [getattr(row, column.name) for row in rows]
@@ -280,6 +284,21 @@ def to_table(rows: Iterable[Trajectory], stage: str = "rollout") -> pa.Table:
     table = pa.Table.from_arrays(arrays, schema=schema_of(stage))
     check(table, stage)
     return table
+
+
+def _check_lengths(rows: Sequence[Trajectory]) -> None:
+    """Refuse rows whose token lists do not fit, before they are put into one buffer."""
+    for row in rows:
+        for name in ("loss_mask", "logprobs"):
+            found, wanted = getattr(row, name), row.response_ids
+            if found is not None and (wanted is None or len(found) != len(wanted)):
+                raise InputError(
+                    f"trajectory {row.trajectory_id}: `{name}` has {len(found)} elements and response_ids "
+                    f"{'is null' if wanted is None else len(wanted)}",
+                    hint="Token lists of a row are null or equally long",
+                )
+        if row.logprobs is not None and row.loss_mask is None:
+            raise InputError(f"trajectory {row.trajectory_id} has logprobs without a loss_mask", hint="Write both")
 
 
 def _turn_to_dict(turn: Turn) -> dict[str, Any]:
@@ -346,6 +365,7 @@ def check(table: pa.Table, stage: str) -> None:
             row = _first(pc.is_null(table.column(column.name)))
             raise InputError(f"column `{column.name}` is null in row {row}", hint="Only nullable columns may be")
     _check_words(table, "status", STATUSES)
+    _check_words(table, "split", SPLITS)
     _check_words(table, "stop_reason", tuple(STOP_REASONS))
     _check_words(table, "logprobs_mode", LOGPROBS_MODES)
     if "score_status" in table.column_names:
@@ -362,6 +382,9 @@ def check(table: pa.Table, stage: str) -> None:
     if len(set(keys)) != len(keys):
         raise InputError("two rows share (trajectory_id, step_index)", hint="Each row must have a pair of its own")
     _check_tokens(table)
+    _check_ends(table)
+    if "kept" in table.column_names:
+        _check_verdicts(table)
 
 
 def _check_words(table: pa.Table, name: str, allowed: Sequence[str]) -> None:
@@ -371,33 +394,85 @@ def _check_words(table: pa.Table, name: str, allowed: Sequence[str]) -> None:
 
 
 def _check_tokens(table: pa.Table) -> None:
-    lengths = pc.list_value_length(table.column("response_ids"))
+    response = table.column("response_ids")
+    lengths = pc.list_value_length(response)
     trainable = table.column("trainable")
     for name in ("prompt_ids", "response_ids", "loss_mask"):
-        if (row := _first(pc.and_(trainable, pc.is_null(table.column(name))))) is not None:
-            raise InputError(
-                f"row {row} is trainable but has no `{name}`", hint="Set trainable to false, or write the tokens"
-            )
+        _refuse(
+            pc.and_(trainable, pc.is_null(table.column(name))),
+            lambda row, name=name: f"row {row} is trainable but has no `{name}`",
+            "Set trainable to false, or write the tokens",
+        )
     for name in TOKEN_COLUMNS:
         if name in table.column_names and name != "logprobs" and _flat(table, name).null_count:
             raise InputError(f"column `{name}` has a null element", hint="Only logprobs may, where loss_mask is 0")
     for name in PER_RESPONSE_TOKEN:
         if name not in table.column_names:
             continue
-        # A null length on either side compares as null: a list that is null as a whole is allowed.
         found = pc.list_value_length(table.column(name))
-        if (row := _first(pc.not_equal(found, lengths))) is not None:
-            raise InputError(
-                f"row {row}: `{name}` has {found[row]} elements and response_ids {lengths[row]}",
-                hint="Token lists of a row are null or equally long",
-            )
-    has = pc.and_(pc.is_valid(table.column("logprobs")), pc.is_valid(table.column("loss_mask")))
-    with_logprobs = table.select(["logprobs", "loss_mask"]).filter(has)
-    sampled = pc.not_equal(_flat(with_logprobs, "loss_mask"), 0)
-    if not pc.is_valid(_flat(with_logprobs, "logprobs")).equals(sampled):
+        # A list that is null as a whole is allowed, and compares as null here.
+        unfit = pc.or_(
+            pc.fill_null(pc.not_equal(found, lengths), False),
+            pc.and_(pc.is_valid(table.column(name)), pc.is_null(response)),
+        )
+        _refuse(
+            unfit,
+            lambda row, name=name, found=found: (
+                f"row {row}: `{name}` has {found[row]} elements and response_ids {lengths[row]}"
+            ),
+            "Token lists of a row are null or equally long",
+        )
+    _refuse(
+        pc.and_(pc.is_valid(table.column("logprobs")), pc.is_null(table.column("loss_mask"))),
+        lambda row: f"row {row} has logprobs without a loss_mask",
+        "Write both",
+    )
+    mask = _flat(table, "loss_mask")
+    if not pc.all(pc.is_in(mask, pa.array([0, 1], pa.int8())), min_count=0).as_py():
+        raise InputError("`loss_mask` holds other numbers than 0 and 1", hint="1 where the policy sampled the token")
+    with_logprobs = table.select(["logprobs", "loss_mask"]).filter(pc.is_valid(table.column("logprobs")))
+    logprobs, sampled = _flat(with_logprobs, "logprobs"), pc.not_equal(_flat(with_logprobs, "loss_mask"), 0)
+    if not pc.is_valid(logprobs).equals(sampled):
         raise InputError(
             "`logprobs` is null on a sampled token, or set on an observed one", hint="Null exactly where loss_mask is 0"
         )
+    # NaN is not below the bound either.
+    if not pc.all(pc.less_equal(logprobs, LOGPROB_LIMIT), min_count=0).as_py():
+        raise InputError("`logprobs` holds NaN, or a number above 0", hint="Write the natural log of a probability")
+
+
+def _check_ends(table: pa.Table) -> None:
+    failed, has_error = pc.equal(table.column("status"), "failed"), pc.is_valid(table.column("error"))
+    _refuse(
+        pc.xor(failed, has_error),
+        lambda row: f"row {row} is failed without an error, or the other way round",
+        "Write both",
+    )
+
+
+def _check_verdicts(table: pa.Table) -> None:
+    """Check what `advantage` says: a row is kept, or it has a reason and no advantages."""
+    kept, reason, advantages = (table.column(name) for name in ("kept", "drop_reason", "advantages"))
+    _check_words(table.filter(pc.is_valid(reason)), "drop_reason", DROP_REASONS)
+    _refuse(
+        pc.equal(kept, pc.is_valid(reason)),
+        lambda row: f"row {row} is kept with a drop_reason, or left out without one",
+        "A row has a drop_reason exactly where it is not kept",
+    )
+    _refuse(
+        pc.not_equal(kept, pc.is_valid(advantages)),
+        lambda row: f"row {row} is kept without advantages, or left out with them",
+        "Advantages are null exactly where a row is not kept",
+    )
+    both = table.select(["advantages", "loss_mask"]).filter(pc.is_valid(advantages))
+    on_observed = pc.and_(pc.not_equal(_flat(both, "advantages"), 0), pc.equal(_flat(both, "loss_mask"), 0))
+    if pc.any(on_observed, min_count=0).as_py():
+        raise InputError("`advantages` is not 0 on an observed token", hint="0 where loss_mask is 0")
+
+
+def _refuse(flags: pa.ChunkedArray, says: Callable[[int], str], hint: str) -> None:
+    if (row := _first(flags)) is not None:
+        raise InputError(says(row), hint=hint)
 
 
 def _flat(table: pa.Table, name: str) -> pa.Array:

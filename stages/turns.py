@@ -124,6 +124,9 @@ class Attempt:
         if generation.error is not None:
             self._fail(generation.error)
             return
+        if generation.logprobs is not None and not np.isfinite(generation.logprobs).all():
+            self._fail("the engine's log-probs are not finite")
+            return
         segment = self.segments[-1]
         first = len(segment.response_ids)
         segment.append(generation.token_ids, sampled=True, logprobs=generation.logprobs)

@@ -74,7 +74,6 @@ def test_a_character_torn_in_two_is_left_out(tmp_path):
     assert read_metrics(path) == [{"step": 0}]
 
 
-@pytest.mark.xfail(strict=True, reason="the next line is appended to the torn one, and both are lost")
 def test_a_line_after_a_torn_one_is_kept(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0, "stage": "train"}\n{"step": 1, "stage": "tra')

@@ -84,7 +84,6 @@ def test_the_error_says_what_the_attribute_was_for():
         load_attribute("json:Missing", what="settings")
 
 
-@pytest.mark.xfail(strict=True, raises=(ValueError, TypeError), reason="importlib raises other errors on such names")
 @pytest.mark.parametrize("name", [":Maze", ".maze:Maze"])
 def test_a_name_without_a_module_is_a_settings_error(name):
     with pytest.raises(SettingsError):

@@ -95,7 +95,6 @@ def test_a_crash_midway_leaves_only_a_temporary_name(tmp_path):
     assert [found.suffix for found in tmp_path.iterdir()] == [".tmp"]
 
 
-@pytest.mark.xfail(strict=True, reason="leaving the block closes the remote file, which uploads the half")
 def test_a_crash_midway_leaves_nothing_behind_a_url(tmp_path):
     path = in_memory(tmp_path) / "file"
     make_directory(path.parent)
@@ -149,7 +148,6 @@ def test_a_file_system_without_hard_links_gets_a_copy(tmp_path, monkeypatch):
     assert not (tmp_path / "a").samefile(tmp_path / "b")
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="os.link and shutil.copyfile know local paths only")
 def test_a_file_behind_a_url_is_copied(tmp_path):
     place = in_memory(tmp_path)
     make_directory(place)
