@@ -25,7 +25,8 @@ def scored_table(*members):
                 loss_mask=np.array([1, 0, 1], np.int8), logprobs=np.array([-1, np.nan, -1], np.float32),
                 prompt="", response="", messages=[], turns=[], status=status, stop_reason=stop[status], trainable=True,
                 prompt_tokens=1, completion_tokens=2, reward=reward,
-                error="boom" if status == "failed" else None, score_status="skipped" if status == "failed" else "verifier_error" if reward is None else "scored",
+                error="boom" if status == "failed" else None,
+                score_status="skipped" if status == "failed" else "verifier_error" if reward is None else "scored",
             )
             for i, (group, reward, status) in enumerate(members)
         ),
