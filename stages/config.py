@@ -7,6 +7,7 @@ type is an error that names the key, the type and what was found.
 
 import ast
 import dataclasses
+import datetime
 import difflib
 import functools
 import inspect
@@ -102,6 +103,7 @@ def read_file(path: Path) -> Settings:
             raise InputError(f"`{path}` is not TOML: {error}", hint="Mend the line it names") from error
     if not isinstance(value, dict):
         raise SettingsError(f"`{path}` holds no tables", hint="Write tables such as [rollout]")
+    value = {table: {} if keys is None else keys for table, keys in value.items()}  # YAML's empty table is null
     for table, keys in value.items():
         if not isinstance(keys, dict):
             place, key = _place_of(str(table)) or ("run", str(table))
@@ -154,12 +156,30 @@ def parse_set(assignment: str) -> Settings:
     if not table:
         table, key_there = _place_of(key) or ("table", key)
         raise SettingsError(f"`{key}` needs its table", hint=f"Write `--set {table}.{key_there}={text}`")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = None if text.strip() in ("null", "none", "None") else text
+    value = _parse_value(text.strip())
+    if "." in table:  # a key of a setting that is itself a table
+        outer, _, inner = table.partition(".")
+        raise SettingsError(
+            f"`{inner}` of [{outer}] is set as a whole", hint=f"Write `--set {outer}.{inner}={{{key}={text}}}`"
+        )
     check_keys(table, {key: value})
     return {table: {key: value}}
+
+
+def _parse_value(text: str) -> Any:
+    """Return what a value stands for: TOML, else Python's spelling of a number or truth value, else the text."""
+    if text in ("null", "none", "None"):
+        return None
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+        return text if isinstance(value, datetime.date | datetime.time) else value
+    except tomllib.TOMLDecodeError:
+        pass
+    try:
+        value = ast.literal_eval(text)
+        return value if isinstance(value, bool | int | float) else text
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
 
 
 def merge(*sources: Mapping[str, Mapping[str, Any]]) -> Settings:
@@ -221,7 +241,7 @@ def build(config: type[C], values: Mapping[str, Any], table: str) -> C:
     for key, value in values.items():
         if key not in known:
             raise SettingsError(f"unknown key `{table}.{key}`", hint=_suggest(table, key, list(known)))
-        if isinstance(value, float) and math.isnan(value):
+        if any(isinstance(item, float) and math.isnan(item) for item in _numbers(value)):
             raise SettingsError(f"`{table}.{key}` is not a number", hint="Give one")
         try:
             kwargs[key] = msgspec.convert(value, known[key].type)
@@ -231,6 +251,10 @@ def build(config: type[C], values: Mapping[str, Any], table: str) -> C:
                 f"`{table}.{key}` must be {name}, not {value!r}", hint=f"{str(error).split(' - ')[0]}"
             ) from error
     return config(**kwargs)
+
+
+def _numbers(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
 
 
 def _type_name(of: Any) -> str:

@@ -28,6 +28,8 @@ from nanoskyrl.stages.storage import TEMPORARY, is_local, make_directory, remove
 from nanoskyrl.stages.trajectory import SCHEMA_VERSION
 
 MANIFEST, STARTED = "manifest.json", "started.json"
+CLEARING = "clearing"
+"""In `started.json` while an old output is being deleted: what is still there is worth nothing."""
 FOLDERS, SUMMARY = ("policy", "state"), "summary.json"
 """What a stage may write beside its parts."""
 PART_NAME = re.compile(r"part-\d{5}\.parquet")
@@ -300,31 +302,42 @@ def open_output(
     """
     output = Output(directory, head, dropped)
     if is_finished(directory) and not force:
-        manifest = read_manifest(directory)
-        _refuse_difference(directory, head, dataclasses.asdict(manifest), "finished")
-        output.manifest = manifest
+        output.manifest = _finished_already(directory, head)
         yield output
         return
     make_directory(directory)
     with _locked(directory):
-        started = {**dataclasses.asdict(head), "code": code_version(), "packages": _packages()}
-        ours = _check_ours(directory)
-        if force:
-            _clear(directory)
-        elif (directory / STARTED).is_file():
-            if keep_parts and (directory / part_name(0)).is_file():
-                _refuse_difference(directory, head, _read_started(directory), "begun", packages=True)
-            else:  # nothing in it is worth keeping, whatever it was begun with
-                _clear(directory)
-        elif ours:
-            raise OutputError(
-                f"`{directory}` holds parts of no stage", hint="Name an empty directory, or use `--force`"
-            )
-        for path in directory.glob(f"*{TEMPORARY}"):
-            _remove(path)
-        # Of use only to a process that was killed: a power cut that loses it costs a `--force`.
-        write_whole(directory / STARTED, json.dumps(started, indent=2, sort_keys=True).encode(), durable=False)
+        if is_finished(directory) and not force:  # another process ended it meanwhile
+            output.manifest = _finished_already(directory, head)
+            yield output
+            return
+        _begin(directory, head, force=force, keep_parts=keep_parts)
         yield output
+
+
+def _finished_already(directory: Path, head: Head) -> Manifest:
+    manifest = read_manifest(directory)
+    _refuse_difference(directory, head, dataclasses.asdict(manifest), "finished")
+    return manifest
+
+
+def _begin(directory: Path, head: Head, *, force: bool, keep_parts: bool) -> None:
+    """Make the directory ready: keep the parts that can be gone on with, clear the rest, and say what begins."""
+    ours, begun = _check_ours(directory), _read_started(directory)
+    if force or begun.get("stage") == CLEARING:
+        _clear(directory)
+    elif (directory / STARTED).is_file():
+        if keep_parts and part_files(directory):
+            _refuse_difference(directory, head, begun, "begun", packages=True)
+        else:  # nothing in it is worth keeping, whatever it was begun with
+            _clear(directory)
+    elif ours:
+        raise OutputError(f"`{directory}` holds parts of no stage", hint="Name an empty directory, or use `--force`")
+    for path in directory.glob(f"*{TEMPORARY}"):
+        _remove(path)
+    started = {**dataclasses.asdict(head), "code": code_version(), "packages": _packages()}
+    # Of use only to a process that was killed: a power cut that loses it costs a `--force`.
+    write_whole(directory / STARTED, json.dumps(started, indent=2, sort_keys=True).encode(), durable=False)
 
 
 def _refuse_difference(
@@ -357,9 +370,12 @@ def _check_ours(directory: Path) -> bool:
 
 
 def _clear(directory: Path) -> None:
-    (directory / MANIFEST).unlink(missing_ok=True)  # first: a crash here must not leave it over other parts
+    """Empty the directory, in an order that a crash can fall into: it says so until it is done."""
+    write_whole(directory / STARTED, json.dumps({"stage": CLEARING}).encode(), durable=False)
+    (directory / MANIFEST).unlink(missing_ok=True)
     for path in directory.iterdir():
-        _remove(path)
+        if path.name != STARTED:
+            _remove(path)
 
 
 def _remove(path: Path) -> None:

@@ -64,7 +64,7 @@ class MetricsLog:
         # One write call: lines of several processes do not mix.
         with self.path.open("ab") as file:
             torn = file.tell() > 0 and not _ends_a_line(self.path)  # by a process that was killed
-            file.write((("\n" if torn else "") + json.dumps(line) + "\n").encode())
+            file.write((("\n" if torn else "") + json.dumps(line, default=float) + "\n").encode())
 
 
 def _ends_a_line(path: Path) -> bool:

@@ -67,9 +67,11 @@ def lookup(kind: str, name: str) -> Any:
 def load_attribute(target: str, *, what: str) -> Any:
     """Import `module:attribute`, with one clear error if that fails."""
     module_name, _, attribute = target.partition(":")
+    if not module_name or module_name.startswith("."):
+        raise SettingsError(f"`{target}` names no module to take {what} from", hint="Name it as `module:attribute`")
     try:
         module = importlib.import_module(module_name)
-    except (ImportError, ValueError, TypeError) as error:  # the last two for names such as `:Maze` and `.maze:Maze`
+    except ImportError as error:
         raise SettingsError(
             f"cannot import `{target}` as {what}: {error}",
             hint="Check the spelling, or install the package that has it",

@@ -1,8 +1,8 @@
 """Parquet files of one table: how they are encoded, read and checked against their digest.
 
-zstd everywhere, a dictionary for words and small integers, and byte-stream split for
-floats, whose bytes compress better apart. A part is read only if its digest is the
-one in the manifest.
+zstd everywhere, a dictionary for words and masks, and byte-stream split for floats and
+token ids, whose bytes compress better apart. A part is read only if its digest is the
+one in the manifest. `benchmarks/shards.py` measures it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,8 +20,10 @@ from nanoskyrl.stages.trajectory import SCHEMA_KEY, SCHEMA_VERSION
 if TYPE_CHECKING:
     from nanoskyrl.stages.manifest import Manifest
 
-COMPRESSION_LEVEL = 3
-"""Higher levels gain little on token ids and nothing on float noise, for several times the time."""
+COMPRESSION_LEVEL = 1
+"""Higher levels take longer and gain nothing here: what is split is noise in its low bytes."""
+TOKEN_IDS = ("prompt_ids.list.element", "response_ids.list.element")
+"""Split like floats: frequent tokens have small ids, so the high bytes are nearly all 0."""
 
 
 def part_name(index: int) -> str:
@@ -48,8 +50,8 @@ def _leaves(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
 def write_part(path: Path, table: pa.Table) -> None:
     """Put one part in place, whole."""
     leaves = list(_leaves(table.schema))
-    floats = [name for name, of in leaves if pa.types.is_floating(of)]
-    others = [name for name, of in leaves if not pa.types.is_floating(of)]
+    split = [name for name, of in leaves if pa.types.is_floating(of) or name in TOKEN_IDS]
+    others = [name for name, _ in leaves if name not in split]
     with whole_file(path) as file:
         pq.write_table(
             table,
@@ -57,7 +59,7 @@ def write_part(path: Path, table: pa.Table) -> None:
             compression="zstd",
             compression_level=COMPRESSION_LEVEL,
             use_dictionary=others,  # pyright: ignore[reportArgumentType] # the stubs know bool only
-            use_byte_stream_split=floats,  # pyright: ignore[reportArgumentType]
+            use_byte_stream_split=split,  # pyright: ignore[reportArgumentType]
             write_statistics=False,
         )
 
@@ -86,8 +88,10 @@ def read_part(path: Path, digest: str | None = None, columns: Sequence[str] | No
             hint="Run the stage that writes it again, with `--force`",
         )
     try:
-        table = pq.read_table(pa.BufferReader(data), columns=list(columns) if columns is not None else None)
-    except (pa.ArrowInvalid, OSError) as error:
+        # Without threads: pyarrow's pool can abort a process that exits (apache/arrow#39162), and is no faster.
+        wanted = list(columns) if columns is not None else None
+        table = pq.read_table(pa.BufferReader(data), columns=wanted, use_threads=False)
+    except (pa.ArrowException, OSError) as error:
         raise InputError(
             f"`{path}` is not a readable Parquet file: {error}", hint="Run the stage that writes it again"
         ) from error

@@ -26,7 +26,9 @@ def as_path(place: str | os.PathLike[str]) -> Path:
     from upath import UPath
 
     try:
-        return cast(Path, UPath(text))
+        path = UPath(text)
+        _ = path.fs  # made now, so that a missing package is told now
+        return cast(Path, path)
     except (ValueError, ImportError) as error:
         raise SettingsError(
             f"cannot open `{text}`: {error}", hint="Name a local path or an installed fsspec URL"
@@ -116,4 +118,7 @@ def link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
-        shutil.copyfile(source, target)
+        # Not into the target: if it is there, it may be another policy's file, too.
+        temporary = target.with_name(target.name + TEMPORARY)
+        shutil.copyfile(source, temporary)
+        temporary.replace(target)

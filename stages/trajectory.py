@@ -12,6 +12,7 @@ elements are null only in `logprobs`, exactly where `loss_mask` is 0.
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -215,8 +216,20 @@ class Trajectory:
 
 def to_json(value: Any) -> str:
     """Return JSON text for a column; a lone surrogate, which UTF-8 cannot hold, is kept as an escape."""
-    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # NaN and infinity are not JSON
+        value = _without_nan(value)
+        text = json.dumps(value, ensure_ascii=False)
     return text if text.isascii() or _encodable(text) else json.dumps(value)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _encodable(text: str) -> bool:
@@ -246,7 +259,8 @@ def list_column(
     lengths = np.fromiter((0 if row is None else len(row) for row in rows), np.int64, len(rows))
     offsets = np.zeros(len(rows) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    flat = np.concatenate([np.asarray(row, dtype) for row in rows if row is not None] or [np.zeros(0, dtype)])
+    # Not cast here: Arrow refuses numbers that do not fit the type, where numpy would wrap them.
+    flat = np.concatenate([np.asarray(row) for row in rows if row is not None and len(row)] or [np.zeros(0, dtype)])
     null_elements = None
     if valid is not None:
         null_elements = ~np.concatenate(
@@ -265,25 +279,29 @@ def to_table(rows: Iterable[Trajectory], stage: str = "rollout") -> pa.Table:
     """Build and check the Arrow table of these rows, with the columns of `rollout` or `score`."""
     rows = list(rows)
     _check_lengths(rows)
-    arrays: list[pa.Array] = []
-    for column in columns_of(stage):
-        values = [getattr(row, column.name) for row in rows]
-        if column.name == "logprobs":
-            valid = [None if row.logprobs is None or row.loss_mask is None else row.loss_mask != 0 for row in rows]
-            arrays.append(list_column(values, pa.float32(), valid))
-        elif column.name in TOKEN_COLUMNS:
-            arrays.append(list_column(values, column.type.value_type))
-        elif column.name == "turns":
-            arrays.append(pa.array([[_turn_to_dict(turn) for turn in turns] for turns in values], column.type))
-        elif column.name in ("messages", "metadata", "reward_parts"):
-            arrays.append(pa.array([to_json(value) for value in values], pa.string()))
-        elif column.type == pa.string():
-            arrays.append(pa.array([None if value is None else clean_text(value) for value in values], pa.string()))
-        else:
-            arrays.append(pa.array(values, column.type))
+    try:
+        arrays = [_to_array(rows, column) for column in columns_of(stage)]
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise InputError(f"a row does not fit the table: {error}", hint="docs/trajectory.md lists the types") from error
     table = pa.Table.from_arrays(arrays, schema=schema_of(stage))
     check(table, stage)
     return table
+
+
+def _to_array(rows: Sequence[Trajectory], column: Column) -> pa.Array:
+    values = [getattr(row, column.name) for row in rows]
+    if column.name == "logprobs":
+        valid = [None if row.logprobs is None or row.loss_mask is None else row.loss_mask != 0 for row in rows]
+        return list_column(values, pa.float32(), valid)
+    if column.name in TOKEN_COLUMNS:
+        return list_column(values, column.type.value_type)
+    if column.name == "turns":
+        return pa.array([[_turn_to_dict(turn) for turn in turns] for turns in values], column.type)
+    if column.name in ("messages", "metadata", "reward_parts"):
+        return pa.array([to_json(value) for value in values], pa.string())
+    if column.type == pa.string():
+        return pa.array([None if value is None else clean_text(value) for value in values], pa.string())
+    return pa.array(values, column.type)
 
 
 def _check_lengths(rows: Sequence[Trajectory]) -> None:
@@ -360,6 +378,8 @@ def check(table: pa.Table, stage: str) -> None:
     expected = schema_of(stage)
     if not table.schema.equals(expected):
         _explain_schema(table.schema, expected)
+    if SCHEMA_KEY not in (table.schema.metadata or {}):
+        raise InputError("the table carries no schema version", hint="Build tables with `schema_of`")
     for column in columns_of(stage):
         if not column.nullable and table.column(column.name).null_count:
             row = _first(pc.is_null(table.column(column.name)))
@@ -506,3 +526,6 @@ def _explain_schema(found: pa.Schema, expected: pa.Schema) -> None:
             raise InputError(
                 f"column `{name}` is not known here", hint="docs/trajectory.md lists the columns of each stage"
             )
+    raise InputError(
+        "columns are in another order, or declared nullable where they are not", hint="Build tables with `schema_of`"
+    )

@@ -256,9 +256,6 @@ def test_every_built_in_table_has_settings():
         ("grpo.clip_ratio_high", "grpo.eps_clip_high"),
         ("grpo.epsilon", "grpo.eps_clip_low"),
         ("grpo.epsilon_high", "grpo.eps_clip_high"),
-        pytest.param(
-            "train.beta", "kl_loss_coef", marks=pytest.mark.xfail(strict=True, reason="no table has kl_loss_coef")
-        ),
         ("train.loss_agg_mode", "train.loss_reduction"),
         ("train.loss_type", "train.loss_reduction"),
         ("rollout.max_completion_length", "rollout.max_generate_length"),
