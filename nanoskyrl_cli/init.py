@@ -35,7 +35,7 @@ def init(
     from nanoskyrl.stages.template import write_settings
     from nanoskyrl_cli.options import settings_of
 
-    found, settings = settings_of(run, None, assignments, preset=preset)
+    found, settings, _ = settings_of(run, None, assignments, preset=preset)
     path = write_settings(found, settings, force=force)
     say(f"Wrote {path}")
     say(f"Next: skyrl loop --run {found.root}")

@@ -48,7 +48,7 @@ def loop(
         "train": {"algo": algo},
         "loop": {"steps": steps},
     }
-    found, settings = settings_of(run, config, assignments, flags, preset=preset)
+    found, settings, _ = settings_of(run, config, assignments, flags, preset=preset)
     done = run_loop(found, settings, report=lambda step, numbers: say(report_line(step, numbers)), force=force)
     say(curve(found) if done else f"up to date: {found.root}")
     say(f"Run: {found.root}")

@@ -4,9 +4,10 @@ Nothing imported here, or by the modules of single commands, loads torch or tran
 `skyrl --help` answers at once.
 """
 
+import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -44,8 +45,27 @@ for panel, command, name in (
     app.command(name, rich_help_panel=panel)(command)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(version("nanoskyrl"))
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it and end.")
+    ] = False,
+) -> None:
+    """Agentic reinforcement learning of language models, one Parquet stage at a time."""
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; errors that a user can mend are printed, not raised."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # so that `module:attribute` finds what lies here
     try:
         code = app(args=list(arguments) if arguments is not None else None, prog_name="skyrl", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -68,6 +88,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _usage_error(error: Exception) -> int:
     """Print a usage error as ours are printed."""
     message = error.format_message()  # type: ignore[attr-defined]
+    if not message:  # the help was shown because nothing was asked for
+        return getattr(error, "exit_code", 2)
     print(f"error: {message[:1].lower() + message[1:].rstrip('.')}", file=sys.stderr)
     context = getattr(error, "ctx", None)
     if context is not None:

@@ -57,11 +57,12 @@ def open_session(
     from nanoskyrl.stages.rollout import RolloutConfig
     from nanoskyrl.stages.session import Session
 
-    found, settings = settings_of(run, config, assignments, flags)
+    found, settings, given = settings_of(run, config, assignments, flags)
     if data is not None:
         env = settings.get("rollout", {}).get("env", RolloutConfig().env)
-        settings.setdefault(env, {})["data"] = data
-    return Session(found, settings)
+        for tables in (settings, given):
+            tables.setdefault(env, {})["data"] = data
+    return Session(found, settings, given=given)
 
 
 def weights(rewards: list[str]) -> dict[str, float]:
@@ -87,24 +88,25 @@ def settings_of(
     flags: dict[str, dict[str, Any]] | None = None,
     *,
     preset: str | None = None,
-) -> tuple[Any, dict[str, dict[str, Any]]]:
-    """Return the run and its merged settings."""
-    from nanoskyrl.stages.config import parse_set, preset_settings, read_file
+) -> tuple[Any, dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Return the run, its merged settings, and those of them that were given now."""
+    from nanoskyrl.stages.config import merge, parse_set, preset_settings, read_file
     from nanoskyrl.stages.runs import Run, default_run
     from nanoskyrl.stages.session import settings_for
     from nanoskyrl.stages.storage import as_path
 
     found = Run(as_path(run or default_run()))
-    given = {
+    flagged = {
         table: {key: value for key, value in keys.items() if value is not None} for table, keys in (flags or {}).items()
     }
     sources = [
         preset_settings(preset) if preset else {},
         read_file(as_path(config)) if config else {},
         *(parse_set(assignment) for assignment in assignments or ()),
-        given,
+        flagged,
     ]
-    return found, settings_for(found, *sources)
+    given = merge(*sources)
+    return found, settings_for(found, given), given
 
 
 def say(text: str) -> None:

@@ -16,7 +16,7 @@ def plan(
     """
     from nanoskyrl.stages.plan import plan as stage
 
-    found, settings = settings_of(run, config, assignments, {"run": {"policy": policy}})
+    found, settings, _ = settings_of(run, config, assignments, {"run": {"policy": policy}})
     report = stage(found, settings)
     if as_json:
         print_json(report)

@@ -34,13 +34,16 @@ def _short(value: float | None) -> str:
 
 def curve(run: Run) -> str:
     """Return a plot of sampled success by step, with the held-out evaluations below; empty for a run without steps."""
-    import plotext
-
     lines = read_metrics(run.metrics)
     by_step = {step: line["reward/success"] for step, line in latest(lines, "score").items()}
     points = sorted((step, value) for step, value in by_step.items() if value is not None)
     if not points:
         return f"no finished step in {run.root}"
+    evaluations = _evaluations(lines)
+    if len(points) == 1:
+        return evaluations
+    import plotext
+
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plot_size(WIDTH, HEIGHT)
@@ -50,7 +53,11 @@ def curve(run: Run) -> str:
     plotext.xlim(0, last)
     plotext.xticks(sorted({round(last * i / 4) for i in range(5)}))
     plotext.title("sampled success of training tasks, by step")
-    rows = [plotext.uncolorize(plotext.build()).rstrip()]
+    return "\n".join([plotext.uncolorize(plotext.build()).rstrip(), evaluations]).rstrip()
+
+
+def _evaluations(lines: list[dict[str, Any]]) -> str:
+    rows = []
     for version, line in sorted(latest(lines, "eval").items()):
         name = next(key.split("/")[1] for key in line if key.startswith("eval/"))
         success, samples = line.get(f"eval/{name}/success"), line.get(f"eval/{name}/samples")

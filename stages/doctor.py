@@ -14,11 +14,6 @@ from nanoskyrl.stages.errors import NanoskyrlError
 from nanoskyrl.stages.manifest import package_version
 
 NEEDED = ("torch", "transformers", "accelerate", "peft", "datasets", "pyarrow", "tokenizers")
-OPTIONAL = {
-    "vllm": "pip install nanoskyrl[vllm], on a machine with CUDA",
-    "deepspeed": "pip install nanoskyrl[deepspeed]",
-    "ray": "pip install nanoskyrl[ray]",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +44,6 @@ def examine() -> list[Check]:
         _memory(),
         _starter(),
         _writable(Path.cwd()),
-        *(_import(name, remedy, needed=False) for name, remedy in OPTIONAL.items()),
     ]
 
 

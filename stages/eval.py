@@ -19,7 +19,7 @@ from nanoskyrl.stages.config import plugin_config, to_plain
 from nanoskyrl.stages.engines import Engine, TokenEngine, make_engine
 from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.manifest import SUMMARY, Head, Manifest, open_output, part_files
-from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
+from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, mean
 from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.rollout import RolloutConfig, failed, prepare, run_groups
 from nanoskyrl.stages.score import score_table, unjudged
@@ -163,8 +163,3 @@ def summary(tables: Iterable[pa.Table], n_samples: int) -> dict[str, Any]:
 
 def _pass(values: list[float], k: int) -> float:
     return pass_at_k(len(values), int(sum(values)), k)
-
-
-def read_summary(directory: Path) -> dict[str, Value]:
-    """Return the numbers that an evaluation wrote."""
-    return json.loads((directory / SUMMARY).read_bytes())

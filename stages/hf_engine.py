@@ -192,7 +192,8 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> tup
             cumulative = kept.softmax(-1, dtype=torch.float64).cumsum(-1)
             # Just below the total, so that rounding never points past the last token.
             target = uniform[start : start + rows, None].to(cumulative) * cumulative[:, -1:] * (1 - 1e-12)
-            chosen = torch.searchsorted(cumulative, target, right=True)
+            # Weights that are not numbers point past the end; their log-prob is NaN, which fails the attempt.
+            chosen = torch.searchsorted(cumulative, target, right=True).clamp(max=raw.shape[-1] - 1)
         else:
             chosen = raw.argmax(-1, keepdim=True)
         scored = raw if sampling.logprobs_mode == "raw" else kept if sampling.temperature > 0 else raw

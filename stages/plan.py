@@ -8,6 +8,7 @@ from typing import Any
 from nanoskyrl.stages.config import Settings, stage_config
 from nanoskyrl.stages.policy import is_adapter, policy_files, resolve_policy
 from nanoskyrl.stages.runs import Run, RunConfig
+from nanoskyrl.stages.session import check_first_policy
 from nanoskyrl.stages.train_config import DEFAULT_LORA_RANK, FULL_BELOW, TrainConfig
 
 GIB = 1 << 30
@@ -26,6 +27,7 @@ def plan(run: Run, settings: Settings) -> dict[str, Any]:
     rollout = stage_config(settings, "rollout")
     train: TrainConfig = stage_config(settings, "train")
     step = run.next_step()
+    check_first_policy(run, config.policy)
     published = run.policy(max(0, step - config.lag))
     policy = published if published.is_dir() else resolve_policy(config.policy)
     parameters = count_parameters(policy)

@@ -131,13 +131,23 @@ def prepare(policy: Path | None, config: RolloutConfig, settings: dict[str, dict
     Raises:
         SettingsError, InputError: an unknown environment, engine or task, or too few tasks.
     """
-    environment_config = plugin_config(settings, "env", config.env)
+    environment, tasks = environment_and_tasks(config, settings)
     engine_config = plugin_config(settings, "engine", config.engine)
-    environment = lookup("env", config.env)(environment_config)
     engine_settings = {key: value for key, value in to_plain(engine_config).items() if key not in NOT_IN_MANIFEST}
-    described = {"rollout": to_plain(config), config.env: to_plain(environment_config), config.engine: engine_settings}
+    env_settings = to_plain(plugin_config(settings, "env", config.env))
+    described = {"rollout": to_plain(config), config.env: env_settings, config.engine: engine_settings}
     head = Head(stage="rollout", settings=described, policy=policy_digest(policy) if policy else None)
-    return Plan(config, environment, choose_tasks(environment.tasks(config.split), config), head)
+    return Plan(config, environment, tasks, head)
+
+
+def environment_and_tasks(config: RolloutConfig, settings: dict[str, dict[str, Any]]) -> tuple[Environment, list[Task]]:
+    """Return the environment of a rollout and the tasks that are attempted in it.
+
+    Raises:
+        SettingsError, InputError: an unknown environment or task, or too few tasks.
+    """
+    environment = lookup("env", config.env)(plugin_config(settings, "env", config.env))
+    return environment, choose_tasks(environment.tasks(config.split), config)
 
 
 def choose_tasks(tasks: Sequence[Task], config: RolloutConfig) -> list[Task]:
@@ -155,7 +165,7 @@ def choose_tasks(tasks: Sequence[Task], config: RolloutConfig) -> list[Task]:
     if count > len(tasks):
         raise SettingsError(
             f"`rollout.train_batch_size` is {count}, but {config.env} has {len(tasks)} tasks in split {config.split}",
-            hint="Lower it, or give more tasks",
+            hint=f"Lower it with `--train-batch-size {max(1, len(tasks))}`, or give more tasks",
         )
     # One permutation, gone through again and again: a batch never holds a task twice.
     order = permutation(len(tasks), config.seed, config.env, config.split)

@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 
 from nanoskyrl.stages.config import Settings, merge, plugin_config, stage_config
 from nanoskyrl.stages.engines import Engine, make_engine
-from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.metrics import METRICS, MetricsLog
 from nanoskyrl.stages.policy import policy_digest, publish, read_info, resolve_policy
 from nanoskyrl.stages.runs import INPUT_OF, Run, RunConfig, version_of
 from nanoskyrl.stages.storage import make_directory, write_whole
+
+NOT_REMEMBERED = ("rollout.tasks",)
+"""Settings that are meant for one command."""
 
 
 class Outcome(NamedTuple):
@@ -30,15 +33,16 @@ class Outcome(NamedTuple):
 class Session:
     """A run directory, its settings, and the engine and learner that stay up."""
 
-    def __init__(self, run: Run, settings: Settings, *, keep_up: bool = False) -> None:
+    def __init__(self, run: Run, settings: Settings, *, given: Settings | None = None, keep_up: bool = False) -> None:
         """Check the settings of the run; nothing is started.
 
         Args:
             run: Where inputs and outputs lie that are not named.
             settings: Tables, already merged.
+            given: Those of them that came with the command.
             keep_up: Keep engine and learner from stage to stage.
         """
-        self.run, self.settings, self.keep_up = run, settings, keep_up
+        self.run, self.settings, self.given, self.keep_up = run, settings, given or {}, keep_up
         self.config: RunConfig = stage_config(settings, "run")
         self._engines: dict[str, Engine] = {}
         self._learner: Any = None
@@ -47,15 +51,30 @@ class Session:
         """Create the run directory, and keep the settings that made it."""
         make_directory(self.run.root)
         if not self.run.settings_file.exists():
-            import tomlkit
+            write_whole(self.run.settings_file, _as_toml(self.settings).encode())
 
-            write_whole(self.run.settings_file, tomlkit.dumps(_without_none(self.settings)).encode())
+    def remember(self) -> None:
+        """Keep the settings that were given now and on which the run has not settled yet, for its next steps."""
+        import tomlkit
+
+        self.begin()
+        document = tomlkit.parse(self.run.settings_file.read_text(encoding="utf-8"))
+        changed = False
+        for table, keys in self.given.items():
+            if table in ("eval", "loop"):
+                continue
+            for key, value in keys.items():
+                if value is None or f"{table}.{key}" in NOT_REMEMBERED or key in document.get(table, {}):
+                    continue
+                document.setdefault(table, tomlkit.table()).add(key, list(value) if isinstance(value, tuple) else value)
+                changed = True
+        if changed:
+            write_whole(self.run.settings_file, tomlkit.dumps(document).encode())
 
     def first_policy(self) -> Path:
         """Return `policies/00000000`, published if it is not there yet."""
-        if self.run.policy(0).is_dir() and read_info(self.run.policy(0)).source == self.config.policy:
-            return self.run.policy(0)  # a hub is asked once
-        publish(resolve_policy(self.config.policy), self.run.policy(0), name=self.config.policy)
+        if not check_first_policy(self.run, self.config.policy):
+            publish(resolve_policy(self.config.policy), self.run.policy(0), name=self.config.policy)
         return self.run.policy(0)
 
     def policy_of(self, version: int) -> Path:
@@ -77,13 +96,14 @@ class Session:
         self, step: int | None = None, *, policy: Path | None = None, output: Path | None = None, force: bool = False
     ) -> Outcome:
         """Attempt the tasks of a step; return the manifest and where it lies."""
-        from nanoskyrl.stages.rollout import rollout
+        from nanoskyrl.stages.rollout import environment_and_tasks, rollout
 
         if step is None:
             step = (self._step_of(output) or 0) if output is not None else self.run.next_step()
         config = stage_config(self.settings, "rollout", step=step, seed=self.config.seed)
-        for kind, name in (("env", config.env), ("engine", config.engine)):  # before anything is written
-            plugin_config(self.settings, kind, name)
+        # Before anything is written: names, settings and tasks are right.
+        plugin_config(self.settings, "engine", config.engine)
+        environment_and_tasks(config, self.settings)
         if policy is None and config.engine != "scripted":
             policy = self._policy_for(step) if output is None else resolve_policy(self.config.policy)
         target = output or self.run.stage(step, "rollout")
@@ -91,7 +111,7 @@ class Session:
         engine, log = self._engine_for(config.engine), self._log(target, step)
         manifest = rollout(policy, target, config, settings=self.settings, engine=engine, force=force, log=log)
         if output is None:
-            self.begin()
+            self.remember()
         return Outcome(manifest, target, was)
 
     def _policy_for(self, step: int) -> Path:
@@ -107,7 +127,8 @@ class Session:
         source, target, step = self._places("score", step, source, output)
         config = stage_config(self.settings, "score")
         was, log = is_finished(target) and not force, self._log(target, step)
-        return Outcome(score(source, target, config, settings=self.settings, force=force, log=log), target, was)
+        manifest = score(source, target, config, settings=self.settings, force=force, log=log)
+        return self._done(manifest, target, was, step)
 
     def advantage(
         self,
@@ -129,7 +150,7 @@ class Session:
             learner = self._learner
         was, log = is_finished(target) and not force, self._log(target, step)
         manifest = advantage(source, target, config, policy=policy, engine=learner, force=force, log=log)
-        return Outcome(manifest, target, was)
+        return self._done(manifest, target, was, step)
 
     def train(
         self,
@@ -159,6 +180,11 @@ class Session:
             source, target, config, policy=policy, state=state, settings=self.settings, seed=self.config.seed,
             engine=learner, force=force, log=log,
         )  # fmt: skip
+        return self._done(manifest, target, was, step)
+
+    def _done(self, manifest: Manifest, target: Path, was: bool, step: int | None) -> Outcome:
+        if step is not None:  # inside a run
+            self.remember()
         return Outcome(manifest, target, was)
 
     def _state_of(self, step: int, policy: Path) -> Path | None:
@@ -211,8 +237,6 @@ class Session:
         manifest = evaluate(
             policy, target, config, rollout_config, settings=self.settings, engine=engine, force=force, log=log
         )
-        if output is None:
-            self.begin()
         return Outcome(manifest, target, was)
 
     def _places(
@@ -261,15 +285,34 @@ class Session:
         return self._learner
 
 
-def _without_none(settings: Settings) -> Settings:
+def _as_toml(settings: Settings) -> str:
     """TOML has no null; a key that is not there means the default, which is None where None is allowed."""
-    return {
-        table: {
-            key: list(value) if isinstance(value, tuple) else value for key, value in keys.items() if value is not None
+    import tomlkit
+
+    return tomlkit.dumps(
+        {
+            table: {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items() if v is not None}
+            for table, keys in settings.items()
+            if keys
         }
-        for table, keys in settings.items()
-        if keys
-    }
+    )
+
+
+def check_first_policy(run: Run, name: str) -> bool:
+    """Say whether the run has its first policy; refuse a name that stands for another one.
+
+    Raises:
+        OutputError: the run began with another policy.
+    """
+    place = run.policy(0)
+    if not place.is_dir():
+        return False
+    source = read_info(place).source
+    if source != name and policy_digest(resolve_policy(name)) != policy_digest(place):
+        raise OutputError(
+            f"run `{run.root}` began with the policy `{source}`, not `{name}`", hint="Start another run with `--run`"
+        )
+    return True
 
 
 def settings_for(run: Run, *sources: Settings) -> Settings:

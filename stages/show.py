@@ -17,6 +17,8 @@ from nanoskyrl.stages.curve import curve
 from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.manifest import SUMMARY, Manifest, is_finished, read_manifest
 from nanoskyrl.stages.metrics import latest, read_metrics
+from nanoskyrl.stages.plan import count_parameters
+from nanoskyrl.stages.policy import is_adapter, policy_digest, policy_files, read_info
 from nanoskyrl.stages.runs import STAGES, Run
 from nanoskyrl.stages.shards import read_part, read_parts
 from nanoskyrl.stages.trajectory import Trajectory, from_table
@@ -45,7 +47,10 @@ def _rollout_line(manifest: Manifest, output: Path) -> str:
 def _score_line(manifest: Manifest, output: Path) -> str:
     numbers = score_stage.summary(read_parts(output, manifest, score_stage.SUMMARY_COLUMNS))
     success, reward = _number(numbers["reward/success"]), _number(numbers["reward/avg_raw_reward"])
-    return f"{manifest.rows_out} rows scored, success {success}, reward {reward}"
+    others = ", ".join(f"{reason} {count}" for reason, count in manifest.dropped.items())
+    scored = manifest.rows_out - sum(manifest.dropped.values())
+    without = f" ({others})" if others else ""
+    return f"{scored} of {manifest.rows_out} rows scored{without}, success {success}, reward {reward}"
 
 
 def _advantage_line(manifest: Manifest, output: Path) -> str:
@@ -103,13 +108,39 @@ def show(place: Path, *, row: int | None = None, timing: bool = False, limit: in
     if not place.is_dir():
         raise InputError(f"there is nothing at `{place}`", hint="Name a run, the directory of a stage, or a part")
     run = Run(place)
+    if (place / "config.json").is_file() or is_adapter(place):
+        _show_policy(console, place)
+        return
     if not run.steps() and not run.policies():
+        if run.settings_file.is_file():
+            console.print(
+                f"no step yet in {place}; `skyrl loop --run {place}` or `skyrl rollout --run {place}` begins one"
+            )
+            return
         read_manifest(place)  # says what is wrong with a stage's directory
+    if row is not None:
+        raise SettingsError("a run has no rows", hint="Name a stage's directory, such as `step-000000/score`")
     if timing:
         console.print(timing_table(run))
         return
     console.print(_run_table(run, limit))
     console.print(Text(curve(run)))
+
+
+def _show_policy(console: Console, place: Path) -> None:
+    info = read_info(place)
+    grid = Table(box=None, show_header=False, pad_edge=False)
+    facts = {
+        "policy": str(place),
+        "digest": policy_digest(place),
+        "parent": info.parent or "none",
+        "made from": info.source or "unknown",
+        "parameters": f"{count_parameters(place):,}" + (" (adapter)" if is_adapter(place) else ""),
+        "files": ", ".join(file.name for file in policy_files(place)),
+    }
+    for name, value in facts.items():
+        grid.add_row(name, escape(value))
+    console.print(grid)
 
 
 def _show_table(console: Console, table: pa.Table, row: int | None, limit: int) -> None:
@@ -119,20 +150,45 @@ def _show_table(console: Console, table: pa.Table, row: int | None, limit: int) 
         _show_trajectory(console, next(from_table(table.slice(row % table.num_rows, 1))))
         return
     grid = Table(box=None, pad_edge=False, expand=True)
-    scored = "reward" in table.column_names
+    extra = [
+        name
+        for name in ("reward", "advantage")
+        if {"reward": "reward", "advantage": "kept"}[name] in table.column_names
+    ]
     grid.add_column("row", justify="right", no_wrap=True)
     grid.add_column("task", no_wrap=True, max_width=TASK_WIDTH)
     grid.add_column("status", no_wrap=True)
-    for name in ("sample", "turns", "tokens", *(("reward",) if scored else ())):
+    for name in ("sample", "turns", "tokens", *extra):
         grid.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     grid.add_column("response", no_wrap=True, ratio=1)
-    for index, t in enumerate(from_table(table.slice(0, limit))):
+    head = table.slice(0, limit)
+    for index, t in enumerate(from_table(head)):
         cells = [str(index), t.task_id, t.status, str(t.sample), str(len(t.turns)), str(t.completion_tokens)]
-        cells += [_number(t.reward)] if scored else []
+        if "reward" in extra:
+            cells.append(_number(t.reward) if t.score_status == "scored" else str(t.score_status))
+        if "advantage" in extra:
+            cells.append(_advantage_of(head, index))
         grid.add_row(*map(escape, [*cells, " ".join(t.response.split())]))
     console.print(grid)
     if table.num_rows > limit:
         console.print(f"{table.num_rows - limit} more; --limit shows them, --row N prints one whole")
+
+
+def _reward_of(t: Trajectory) -> str:
+    if t.score_status is None:
+        return "not scored yet"
+    if t.score_status != "scored":
+        return ", ".join([t.score_status, *t.reward_parts])
+    return f"{t.reward:.3f}  " + ", ".join(f"{name} {_number(value)}" for name, value in t.reward_parts.items())
+
+
+def _advantage_of(table: pa.Table, row: int) -> str:
+    """Return a row's advantage, the same on all its sampled tokens so far, or why it has none."""
+    reason = table.column("drop_reason")[row].as_py()
+    if reason is not None:
+        return reason
+    values = [value for value in table.column("advantages")[row].as_py() if value]
+    return f"{values[0] if values else 0:.3f}"
 
 
 def _show_trajectory(console: Console, t: Trajectory) -> None:
@@ -144,7 +200,7 @@ def _show_trajectory(console: Console, t: Trajectory) -> None:
         "sampled at": f"temperature {t.temperature:g}, top_p {t.top_p:g}, top_k {t.top_k}, seed {t.seed}",
         "ended": f"{t.status} ({t.stop_reason})",
         "tokens": f"{t.prompt_tokens} prompt, {t.completion_tokens} sampled",
-        "reward": f"{t.reward} {t.reward_parts or ''}" if t.score_status else "not scored yet",
+        "reward": _reward_of(t),
         "success": str(t.success) if t.score_status else "not scored yet",
         "metadata": json.dumps(t.metadata, ensure_ascii=False),
     }
@@ -160,7 +216,8 @@ def _show_trajectory(console: Console, t: Trajectory) -> None:
         for call in turn.tool_calls:
             args = json.dumps(call.args, ensure_ascii=False)
             outcome = "ok" if call.ok else f"failed: {call.error}"
-            console.print(escape(f"turn {number}: {call.tool}({args}) -> {call.result!r}, {outcome}"))
+            written = f"{call.tool}({args})" if call.tool else "a call that cannot be read"
+            console.print(escape(f"turn {number}: {written} -> {call.result!r}, {outcome}"))
     if t.error:
         console.print(escape(f"error: {t.error}"), style="red")
 
@@ -177,12 +234,13 @@ def _show_diagnostics(console: Console, table: pa.Table, limit: int) -> None:
 def _run_table(run: Run, limit: int) -> Table:
     lines = read_metrics(run.metrics)
     grid = Table(box=None, pad_edge=False)
-    names = ("step", "stages", "success", "reward", "loss", "entropy", "kl", "grad norm", "seconds")
+    names = ("step", "finished", "success", "reward", "loss", "entropy", "kl", "grad norm", "seconds")
     for name in names:
         grid.add_column(name, justify="right")
     scores, trains, loops = (latest(lines, stage) for stage in ("score", "train", "loop"))
     for step in run.steps()[-limit:]:
-        done = "".join(stage[0] if is_finished(run.stage(step, stage)) else "." for stage in STAGES)
+        finished = [stage for stage in STAGES if is_finished(run.stage(step, stage))]
+        done = "all" if len(finished) == len(STAGES) else f"to {finished[-1]}" if finished else "none"
         score, train, loop = scores.get(step, {}), trains.get(step, {}), loops.get(step, {})
         values = (
             score.get("reward/success"),
@@ -191,10 +249,16 @@ def _run_table(run: Run, limit: int) -> Table:
             train.get("policy/policy_entropy"),
             train.get("policy/ppo_kl"),
             train.get("train/grad_norm"),
-            loop.get("timing/total"),
+            loop.get("timing/total") or _seconds_by_hand(lines, step),
         )
         grid.add_row(str(step), done, *("" if value is None else f"{value:.3g}" for value in values))
     return grid
+
+
+def _seconds_by_hand(lines: list[dict[str, Any]], step: int) -> float | None:
+    """Return the seconds of a step's stages, for a step that no loop timed."""
+    found = [latest(lines, stage).get(step, {}).get("timing/total") for stage in STAGES]
+    return sum(value for value in found if value is not None) or None
 
 
 def timing_table(run: Run) -> Table:
@@ -208,9 +272,9 @@ def timing_table(run: Run) -> Table:
     for name, value in seconds.items():
         grid.add_row(name, f"{value:.1f}", f"{value / total:.1%}" if total else "")
     other = total - seconds["generating"] - seconds["training"]
-    grid.add_section()
-    grid.add_row("neither generating nor training", f"{other:.1f}", f"{other / total:.1%}" if total else "")
-    grid.add_row("total", f"{total:.1f}", "")
+    grid.add_row()
+    grid.add_row("in all", f"{total:.1f}", "")
+    grid.add_row("of it neither generating nor training", f"{other:.1f}", f"{other / total:.1%}" if total else "")
     return grid
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoskyrl.stages.config import Settings, build, config_class, field_docs, tables
-from nanoskyrl.stages.errors import OutputError
+from nanoskyrl.stages.errors import ConflictError
 from nanoskyrl.stages.runs import Run
 from nanoskyrl.stages.storage import make_directory, write_whole
 
@@ -18,11 +18,11 @@ def write_settings(run: Run, settings: Settings, *, force: bool = False) -> Path
     """Write the run's settings file and return its path.
 
     Raises:
-        OutputError: there is one already.
+        ConflictError: there is one already.
     """
     path = run.settings_file
     if path.exists() and not force:
-        raise OutputError(
+        raise ConflictError(
             f"`{path}` is there already", hint="Name another run with `--run`, or replace it with `--force`"
         )
     make_directory(run.root)
@@ -36,7 +36,7 @@ def settings_text(settings: Settings) -> str:
 
     document = tomlkit.document()
     document.add(tomlkit.comment("Settings of a nanoskyrl run. A line that is commented out shows the default."))
-    for table in dict.fromkeys([*ORDER, *tables()]):
+    for table in dict.fromkeys([*ORDER, *tables(), *settings]):
         found = config_class(table)
         if found is None:
             continue
@@ -51,6 +51,8 @@ def settings_text(settings: Settings) -> str:
                 section.add(tomlkit.comment(text))
             if field.name in values:
                 section.add(field.name, values[field.name])
+            elif getattr(config, field.name) is None:
+                section.add(tomlkit.comment(f"{field.name} is unset"))
             else:
                 section.add(tomlkit.comment(f"{field.name} = {_shown(getattr(config, field.name))}"))
         document.add(tomlkit.nl())
@@ -68,8 +70,11 @@ def _all_docs(config: type) -> dict[str, str]:
 
 
 def _shown(value: Any) -> str:
+    """Return a value as it is written in TOML, on one line."""
     import tomlkit
 
-    if value is None:
-        return "    # no value"
+    if isinstance(value, dict):
+        table = tomlkit.inline_table()
+        table.update(value)
+        return table.as_string()
     return tomlkit.item(list(value) if isinstance(value, tuple) else value).as_string()

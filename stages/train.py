@@ -107,10 +107,12 @@ def train(
             learner.load(policy, state, seed=derive_seed(seed, "adapters") % 2**32)
         steps = []
         with watch("train"):
-            torch.manual_seed(derive_seed(seed, "train", source.digest) % 2**32)
+            # A trajectory's id comes from run seed, step and task: the order does not change with the code's version.
+            drawn_for = table.column("trajectory_id")[0].as_py()
+            torch.manual_seed(derive_seed(seed, "train", drawn_for) % 2**32)
             groups = table.column("group_id").to_pylist()
             for epoch in range(config.update_epochs_per_batch):
-                order = mini_batches(groups, config.policy_mini_batch_size, derive_seed(seed, source.digest, epoch))
+                order = mini_batches(groups, config.policy_mini_batch_size, derive_seed(seed, drawn_for, epoch))
                 steps += [update.step(learner, rows) for rows in order]
         with watch("save"):
             canary = np.concatenate([sequences.prompt_ids[0], sequences.response_ids[0]])
