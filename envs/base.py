@@ -6,6 +6,7 @@ What the policy wrote is data: no text of any kind raises. Scoring is apart from
 pure, and can be run again on stored trajectories.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -69,6 +70,49 @@ class Score:
     success: bool | None = None
     parts: dict[str, float | None] = field(default_factory=dict)
     """Components of the reward by name."""
+
+
+def check_task(task: Any) -> None:
+    """Raise TypeError unless this is a Task that the table can hold."""
+    if not isinstance(task, Task):
+        raise TypeError(f"a task is a {type(task).__name__}, not a Task")
+    for name, of in (("task_id", str), ("split", str), ("metadata", dict)):
+        if not isinstance(getattr(task, name), of):
+            raise TypeError(f"`{name}` of task {task.task_id!r} is {getattr(task, name)!r}, not a {of.__name__}")
+    check_metadata(task.metadata)
+
+
+def check_observation(observation: Any) -> None:
+    """Raise TypeError unless this is an Observation whose messages can be shown and stored."""
+    if not isinstance(observation, Observation):
+        raise TypeError(f"reset() returned {type(observation).__name__}, not an Observation")
+    check_messages(observation.messages)
+    check_metadata(observation.metadata)
+
+
+def check_step(step: Any) -> None:
+    """Raise TypeError unless this is a Step that can be shown and stored."""
+    if not isinstance(step, Step):
+        raise TypeError(f"step() returned {type(step).__name__}, not a Step")
+    check_messages(step.messages)
+    check_metadata(step.metadata)
+    if step.reward is not None and not isinstance(step.reward, int | float):
+        raise TypeError(f"step() gave the reward {step.reward!r}, which is no number")
+
+
+def check_messages(messages: Any) -> None:
+    """Raise TypeError unless these are messages with a role and a content."""
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise TypeError(f"{message!r} is no message with role and content")
+    json.dumps(list(messages))
+
+
+def check_metadata(metadata: Any) -> None:
+    """Raise TypeError unless this is a dictionary that JSON can hold."""
+    if not isinstance(metadata, dict):
+        raise TypeError(f"metadata is a {type(metadata).__name__}, not a dictionary")
+    json.dumps(metadata)
 
 
 class Episode(Protocol):

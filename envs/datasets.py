@@ -30,7 +30,13 @@ def read_tasks(data: str, split: str) -> list[Task]:
         InputError: the file is missing, unreadable, empty, or a row lacks prompt or ground truth.
     """
     path = as_path(data)
-    if not path.is_file():
+    try:
+        there = path.is_file()
+    except Exception as error:  # remote file systems raise whatever their client does
+        raise InputError(
+            f"data set `{data}` cannot be reached: {error}", hint="Check the address and the network"
+        ) from error
+    if not there:
         raise InputError(f"no data set at `{data}`", hint="Name a .jsonl or .parquet file of prompts and ground truths")
     rows = list(_parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path))
     if not rows:
@@ -93,11 +99,11 @@ def _task(row: dict[str, Any], place: str, split: str) -> Task:
             f"{place} has no ground truth",
             hint=f"Add a column {', '.join(TRUTH_KEYS)}, or {' or '.join(NESTED_TRUTH_KEYS)} with ground_truth",
         )
-    task_id = _id_of(row)
-    if task_id is None:
-        task_id = digest_json([prompt, truth])[:16]
     messages: Sequence[Message] = () if isinstance(prompt, str) else _messages(prompt, place)
     text = str(messages[-1]["content"]) if messages else str(prompt)
+    task_id = _id_of(row)
+    if task_id is None:
+        task_id = digest_json([text, truth])[:16]
     return Task(task_id=str(task_id), split=split, prompt=text, ground_truth=truth, messages=messages)
 
 

@@ -4,6 +4,7 @@ Nothing imported here, or by the modules of single commands, loads torch or tran
 `skyrl --help` answers at once.
 """
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from nanoskyrl.stages.errors import EXIT_INTERRUPTED, NanoskyrlError
+from nanoskyrl.stages.errors import EXIT_FAILED, EXIT_INTERRUPTED, NanoskyrlError
 from nanoskyrl_cli import advantage, doctor, eval, init, loop, plan, rollout, score, show, sync, train, verify
 from nanoskyrl_cli import list as list_command
 
@@ -26,6 +27,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
+TRACEBACK = "SKYRL_TRACEBACK"
+"""Set in the environment, errors keep their traceback: for those who write plug-ins."""
 STAGES, LOOK, SETUP = "Stages", "Looking", "Setting up"
 for panel, command, name in (
     (STAGES, rollout.rollout, "rollout"),
@@ -64,12 +67,17 @@ def common(
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; errors that a user can mend are printed, not raised."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a model may write what no terminal can show
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # so that `module:attribute` finds what lies here
     try:
         code = app(args=list(arguments) if arguments is not None else None, prog_name="skyrl", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except NanoskyrlError as error:
+        if os.environ.get(TRACEBACK):
+            raise
         print(f"error: {error}", file=sys.stderr)
         if error.hint:
             print(f"\nhint: {error.hint}", file=sys.stderr)
@@ -79,6 +87,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except typer.Exit as done:
         return done.exit_code
+    except BrokenPipeError:
+        # Whoever read our output has gone; say nothing more to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except OSError as error:
+        place = f"`{error.filename}`: " if error.filename else ""
+        print(f"error: {place}{error.strerror or error}", file=sys.stderr)
+        print("\nhint: Check the path, its permissions and the free space", file=sys.stderr)
+        return EXIT_FAILED
     except Exception as error:
         if hasattr(error, "format_message"):  # what typer raises for wrong usage
             return _usage_error(error)

@@ -57,8 +57,8 @@ class AdvantageConfig:
                     f"`advantage.{name}` must be {', '.join(allowed)}, not {getattr(self, name)!r}",
                     hint="Choose one of them",
                 )
-        if self.eps < 0:
-            raise SettingsError(f"`advantage.eps` must be at least 0, not {self.eps}", hint="1e-6 is usual")
+        if not 0 <= self.eps <= 1:
+            raise SettingsError(f"`advantage.eps` must be 0 to 1, not {self.eps}", hint="1e-6 is usual")
 
 
 def advantage(

@@ -92,14 +92,14 @@ def read_file(path: Path) -> Settings:
 
         try:
             value = yaml.load(text, _yaml_loader()) or {}
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise InputError(
                 f"`{path}` is not YAML: {' '.join(str(error).split())}", hint="Mend the line it names"
             ) from error
     else:
         try:
             value = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"`{path}` is not TOML: {error}", hint="Mend the line it names") from error
     if not isinstance(value, dict):
         raise SettingsError(f"`{path}` holds no tables", hint="Write tables such as [rollout]")
@@ -173,7 +173,7 @@ def _parse_value(text: str) -> Any:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
         return text if isinstance(value, datetime.date | datetime.time) else value
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         pass
     try:
         value = ast.literal_eval(text)

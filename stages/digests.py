@@ -16,6 +16,11 @@ def digest_bytes(data: bytes) -> str:
     return blake3(data).hexdigest()
 
 
+def digest_text(text: str) -> str:
+    """Return the digest of a text, which may hold lone surrogates that plain UTF-8 refuses."""
+    return digest_bytes(text.encode("utf-8", "surrogatepass"))
+
+
 def digest_file(path: Path) -> str:
     """Return the digest of a file's bytes, local or behind a URL."""
     hasher = blake3()
@@ -32,8 +37,7 @@ def canonical_json(value: Any) -> str:
 
 def digest_json(value: Any) -> str:
     """Return the digest of a value's canonical JSON."""
-    # What a model or a data set wrote may hold lone surrogates, which plain UTF-8 refuses.
-    return digest_bytes(canonical_json(value).encode("utf-8", "surrogatepass"))
+    return digest_text(canonical_json(value))
 
 
 def derive_seed(*parts: Any) -> int:

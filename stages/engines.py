@@ -4,6 +4,7 @@ A token engine loads a policy and can prove which one it holds. A text engine (`
 knows no tokens; its trajectories are for reading and scoring, and are marked untrainable.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,6 +54,18 @@ class Generation:
     error: str | None = None
 
 
+def check_device(table: str, device: str) -> None:
+    """Refuse a device by a name that torch does not use for what we run on.
+
+    Raises:
+        SettingsError: it is neither auto, cpu, cuda nor cuda:N.
+    """
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise SettingsError(
+            f"`{table}.device` must be auto, cpu, cuda or cuda:N, not {device!r}", hint="auto finds a GPU"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HfConfig:
     """How the embedded engine runs."""
@@ -70,6 +83,7 @@ class HfConfig:
             raise SettingsError(
                 f"`hf.batch_size` must be at least 1, not {self.batch_size}", hint="Give a number of rows"
             )
+        check_device("hf", self.device)
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise SettingsError(
                 f"`hf.dtype` must be auto, float32 or bfloat16, not {self.dtype!r}", hint="Choose one of them"

@@ -47,6 +47,8 @@ class EvalConfig:
         """Refuse numbers that cannot be meant."""
         if self.limit < 0:
             raise SettingsError(f"`eval.limit` must be at least 0, not {self.limit}", hint="0 takes all tasks")
+        if self.temperature < 0:
+            raise SettingsError(f"`eval.temperature` must be at least 0, not {self.temperature}", hint="0 is greedy")
         if self.n_samples < 1:
             raise SettingsError(
                 f"`eval.n_samples` must be at least 1, not {self.n_samples}", hint="Give a positive number"

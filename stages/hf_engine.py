@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from nanoskyrl.stages.engines import Generation, HfConfig, Request, Sampling, TokenEngine
+from nanoskyrl.stages.errors import EngineError
 from nanoskyrl.stages.kv_cache import empty_cache, forward, select_rows
 from nanoskyrl.stages.logprobs import sequence_logprobs
 from nanoskyrl.stages.policy import frame_digest, is_adapter, load_model, load_tokenizer, policy_digest, stop_ids
@@ -26,6 +27,10 @@ ELEMENTS_AT_ONCE = 1 << 24
 
 def pick_device(name: str) -> str:
     """Return the device that `auto` stands for here."""
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise EngineError(
+            f"there is no `{name}` here", hint="Set the device to auto or cpu; `skyrl doctor` says what there is"
+        )
     if name != "auto":
         return name
     return "cuda" if torch.cuda.is_available() else "cpu"

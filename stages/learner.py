@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all
 from nanoskyrl.stages.digests import digest_json
-from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.errors import EngineError, InputError, SettingsError
 from nanoskyrl.stages.hf_engine import pick_device, pick_dtype
 from nanoskyrl.stages.logprobs import TokenStatistics, sequence_logprobs
 from nanoskyrl.stages.policy import (
@@ -216,6 +216,8 @@ class Learner:
         with torch.no_grad():
             ids = torch.tensor([canary], device=self.device)
             logprobs = sequence_logprobs(self.model, ids, torch.ones_like(ids), temperature=1.0).logprobs[0].tolist()
+        if not np.isfinite(logprobs).all():
+            raise EngineError("the trained policy gives log-probs that are not finite", hint="Lower `train.lr`")
         write_info(
             policy,
             PolicyInfo(

@@ -80,6 +80,8 @@ def loop(run: Run, settings: Settings, *, report: Report = lambda step, numbers:
     session = Session(run, settings, keep_up=True)
     _keep_settings(run, resolve(settings), force)
     session.begin()
+    if force:
+        session.settle()
     MetricsLog(run.metrics).write("startup", {"timing/startup": _seconds_since_start()})
     first = run.next_step()
     if first < config.steps:
@@ -91,7 +93,7 @@ def loop(run: Run, settings: Settings, *, report: Report = lambda step, numbers:
             gc.freeze()
         began = time.perf_counter()
         for stage in STAGES:
-            getattr(session, stage)(step)
+            getattr(session, stage)(step, force=force and step == first)
         _prune(run, step, config.keep_states)
         MetricsLog(run.metrics, step).write("loop", {"timing/total": time.perf_counter() - began})
         report(step, step_numbers(run, step))

@@ -148,9 +148,14 @@ def read_manifest(directory: Path, *, stage: str | Sequence[str] | None = None) 
                 f"`{directory}` is unfinished: `{found}` did not end", hint=f"Run `skyrl {found}` again to go on"
             ) from error
         raise InputError(f"`{directory}` has no manifest.json", hint="Name a directory that a stage wrote") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"`{directory / MANIFEST}` is not JSON: {error}", hint="Run the stage again, with `--force`"
+        ) from error
+    except OSError as error:
+        raise InputError(
+            f"`{directory / MANIFEST}` cannot be read: {error.strerror or error}",
+            hint="Run the stage again, with `--force`",
         ) from error
     version = value.get("schema_version") if isinstance(value, dict) else None
     if not isinstance(version, int):
@@ -163,9 +168,11 @@ def read_manifest(directory: Path, *, stage: str | Sequence[str] | None = None) 
             f"`{directory}` has schema version {version}; this nanoskyrl reads up to {SCHEMA_VERSION}",
             hint="Install a newer nanoskyrl",
         )
+    import msgspec
+
     try:
-        manifest = Manifest(**{**value, "parts": tuple(Part(**part) for part in value["parts"])})
-    except (TypeError, KeyError) as error:
+        manifest = msgspec.convert(value, Manifest)
+    except msgspec.ValidationError as error:
         raise InputError(
             f"`{directory / MANIFEST}` lacks what a manifest holds: {error}", hint="Run the stage again, with `--force`"
         ) from error

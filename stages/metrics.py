@@ -23,7 +23,10 @@ Value = float | int | str | None
 def mean(values: Iterable[float]) -> float | None:
     """Return the mean, or None of nothing."""
     values = list(values)
-    return math.fsum(values) / len(values) if values else None
+    try:
+        return math.fsum(values) / len(values) if values else None
+    except OverflowError:
+        return math.inf
 
 
 @dataclass(slots=True)

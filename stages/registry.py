@@ -4,12 +4,13 @@ A name stands for `module:attribute`. `lookup` also takes a `module:attribute` o
 user's and asks installed packages for entry points in `nanoskyrl.<kind>s`.
 """
 
+import contextlib
 import importlib
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nanoskyrl.stages.errors import SettingsError, did_you_mean
+from nanoskyrl.stages.errors import NanoskyrlError, SettingsError, did_you_mean
 
 ENVS = {
     "text_math": "nanoskyrl.envs.text_math:TextMath",
@@ -64,16 +65,36 @@ def lookup(kind: str, name: str) -> Any:
     return load_attribute(target, what=kind)
 
 
+@contextlib.contextmanager
+def plugin_errors(what: str) -> Iterator[None]:
+    """Turn whatever a plug-in raises inside the block into one error that names it.
+
+    Raises:
+        SettingsError: the plug-in raised; errors of ours go through as they are.
+    """
+    try:
+        yield
+    except NanoskyrlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise SettingsError(
+            f"{what} failed: {type(error).__name__}: {error}", hint="Mend it; SKYRL_TRACEBACK=1 shows where it happened"
+        ) from error
+
+
 def load_attribute(target: str, *, what: str) -> Any:
     """Import `module:attribute`, with one clear error if that fails."""
     module_name, _, attribute = target.partition(":")
     if not module_name or module_name.startswith("."):
         raise SettingsError(f"`{target}` names no module to take {what} from", hint="Name it as `module:attribute`")
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
+        with plugin_errors(f"importing `{module_name}`"):
+            module = importlib.import_module(module_name)
+    except SettingsError as error:
+        if not isinstance(error.__cause__, ImportError):
+            raise
         raise SettingsError(
-            f"cannot import `{target}` as {what}: {error}",
+            f"cannot import `{target}` as {what}: {error.__cause__}",
             hint="Check the spelling, or install the package that has it",
         ) from error
     found = getattr(module, attribute, None) if attribute else None

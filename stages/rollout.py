@@ -19,22 +19,26 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nanoskyrl.envs.base import Environment, Task
+from nanoskyrl.envs.base import Environment, Task, check_task
 from nanoskyrl.stages.config import plugin_config, to_plain
-from nanoskyrl.stages.digests import canonical_json, derive_seed, digest_bytes
+from nanoskyrl.stages.digests import canonical_json, derive_seed, digest_file, digest_text
 from nanoskyrl.stages.engines import Engine, Sampling, TokenEngine, make_engine
 from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.manifest import Head, Manifest, open_output
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
 from nanoskyrl.stages.policy import policy_digest
-from nanoskyrl.stages.registry import lookup
+from nanoskyrl.stages.registry import lookup, plugin_errors
 from nanoskyrl.stages.runs import version_of
 from nanoskyrl.stages.shards import read_parts
+from nanoskyrl.stages.storage import as_path
 from nanoskyrl.stages.trajectory import LOGPROBS_MODES, Trajectory, to_table
 from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
 
-NOT_IN_MANIFEST = ("device",)
-"""Settings of engines that say where to run, not what comes out."""
+NOT_IN_MANIFEST = ("device", "data", "actions")
+"""Settings that say where to run or where a file lies; files appear by digest, as inputs."""
+FILES = ("data", "actions")
+LEAST_TEMPERATURE, LEAST_TOP_P = 1e-3, 1e-6
+"""Below these, float32 can no longer tell the logits apart."""
 TRAJECTORY_MODES = ("auto", "whole", "step")
 
 
@@ -94,13 +98,20 @@ class RolloutConfig:
                 )
         if self.step < 0:
             raise SettingsError(f"`rollout.step` must be at least 0, not {self.step}", hint="Steps count from 0")
+        if 0 < self.temperature < LEAST_TEMPERATURE or self.temperature == float("inf"):
+            raise SettingsError(
+                f"`rollout.temperature` must be 0 or {LEAST_TEMPERATURE} to a finite number, not {self.temperature}",
+                hint="0 is greedy",
+            )
         if self.temperature < 0:
             raise SettingsError(
                 f"`rollout.temperature` must be at least 0, not {self.temperature}",
                 hint="0 is greedy, 1 samples as the model says",
             )
-        if not 0 < self.top_p <= 1:
+        if not LEAST_TOP_P <= self.top_p <= 1:
             raise SettingsError(f"`rollout.top_p` must be above 0 and at most 1, not {self.top_p}", hint="1 is off")
+        if self.top_k > 2**31 - 1:
+            raise SettingsError(f"`rollout.top_k` is {self.top_k}, past any vocabulary", hint="0 is off")
         if self.top_k < 0:
             raise SettingsError(f"`rollout.top_k` must be at least 0, not {self.top_k}", hint="0 is off")
         for name, allowed in (
@@ -133,10 +144,14 @@ def prepare(policy: Path | None, config: RolloutConfig, settings: dict[str, dict
     """
     environment, tasks = environment_and_tasks(config, settings)
     engine_config = plugin_config(settings, "engine", config.engine)
-    engine_settings = {key: value for key, value in to_plain(engine_config).items() if key not in NOT_IN_MANIFEST}
-    env_settings = to_plain(plugin_config(settings, "env", config.env))
-    described = {"rollout": to_plain(config), config.env: env_settings, config.engine: engine_settings}
-    head = Head(stage="rollout", settings=described, policy=policy_digest(policy) if policy else None)
+    env_config = plugin_config(settings, "env", config.env)
+    described = {
+        "rollout": to_plain(config),
+        config.env: without_places(env_config),
+        config.engine: without_places(engine_config),
+    }
+    inputs = {**files_of(env_config), **files_of(engine_config)}
+    head = Head(stage="rollout", settings=described, inputs=inputs, policy=policy_digest(policy) if policy else None)
     return Plan(config, environment, tasks, head)
 
 
@@ -146,8 +161,26 @@ def environment_and_tasks(config: RolloutConfig, settings: dict[str, dict[str, A
     Raises:
         SettingsError, InputError: an unknown environment or task, or too few tasks.
     """
-    environment = lookup("env", config.env)(plugin_config(settings, "env", config.env))
-    return environment, choose_tasks(environment.tasks(config.split), config)
+    with plugin_errors(f"environment `{config.env}`"):
+        environment = lookup("env", config.env)(plugin_config(settings, "env", config.env))
+        tasks = environment.tasks(config.split)
+        if not isinstance(tasks, Sequence):
+            raise TypeError(f"tasks() returned {type(tasks).__name__}, no sequence")
+        chosen = choose_tasks(tasks, config)
+        for task in chosen:
+            check_task(task)
+    return environment, chosen
+
+
+def without_places(config: Any) -> dict[str, Any]:
+    """Return the settings that can change the rows, as values for the manifest."""
+    return {key: value for key, value in to_plain(config).items() if key not in NOT_IN_MANIFEST}
+
+
+def files_of(config: Any) -> dict[str, str]:
+    """Return the digest of every file that the settings name."""
+    named = {key: value for key, value in to_plain(config).items() if key in FILES and value is not None}
+    return {key: digest_file(as_path(value)) for key, value in named.items()}
 
 
 def choose_tasks(tasks: Sequence[Task], config: RolloutConfig) -> list[Task]:
@@ -273,9 +306,9 @@ def _identities(plan: Plan, task: Task, policy: Path | None) -> Iterator[Identit
     config = plan.config
     sampling_round = 0  # dynamic sampling attempts a task in several
     whose = canonical_json([config.seed, config.step, config.env, config.split, task.task_id, sampling_round])
-    group_id = digest_bytes(f"group {whose}".encode())[:16]
+    group_id = digest_text(f"group {whose}")[:16]
     for sample in range(config.n_samples_per_prompt):
-        trajectory = digest_bytes(f"trajectory {whose} {sample}".encode())
+        trajectory = digest_text(f"trajectory {whose} {sample}")
         yield Identity(
             trajectory_id=trajectory[:32],
             group_id=group_id,

@@ -9,7 +9,6 @@ never 0. Rows in are rows out; the rollout's columns go through untouched.
 # pyright: reportAttributeAccessIssue=false
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,13 +23,16 @@ from nanoskyrl.stages.config import plugin_config, to_plain
 from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.manifest import Head, Manifest, open_output, read_manifest
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
-from nanoskyrl.stages.registry import load_attribute, lookup
+from nanoskyrl.stages.registry import load_attribute, lookup, plugin_errors
+from nanoskyrl.stages.rollout import without_places
 from nanoskyrl.stages.shards import read_part, read_parts
 from nanoskyrl.stages.trajectory import Trajectory, check, from_table, schema_of, to_json
 
 Scorer = Callable[[Trajectory], Score]
 
 ENV_REWARD = "env"
+LARGEST_REWARD = 1e12
+"""Past it, means and variances of a group no longer fit their types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,9 @@ class ScoreConfig:
         """Refuse a score made of nothing."""
         if not self.rewards:
             raise SettingsError("`score.rewards` is empty", hint="Write, for instance, rewards = { env = 1.0 }")
+        for name, weight in self.rewards.items():
+            if not abs(weight) <= LARGEST_REWARD:
+                raise SettingsError(f"the weight of reward `{name}` is {weight}", hint="Give a finite number")
 
 
 def score(
@@ -72,11 +77,12 @@ def score(
     source = read_manifest(rollout, stage="rollout")
     env = _env_of(source)
     env_config = plugin_config(settings or {}, "env", env)
-    environment: Environment = lookup("env", env)(env_config)
+    with plugin_errors(f"environment `{env}`"):
+        environment: Environment = lookup("env", env)(env_config)
     scorer = weighted(config.rewards, environment)
     head = Head(
         stage="score",
-        settings={"score": to_plain(config), env: to_plain(env_config)},
+        settings={"score": to_plain(config), env: without_places(env_config)},
         inputs={"rollout": source.digest},
         policy=source.policy,
     )
@@ -187,15 +193,37 @@ def _judge_one(steps: list[Trajectory], scorer: Scorer) -> tuple[Score, str]:
         last if len(steps) == 1 else dataclasses.replace(last, turns=[turn for step in steps for turn in step.turns])
     )
     try:
-        verdict = scorer(whole)
-    except Exception as error:  # a reward function's failure is its row's, not the stage's, and no verdict
+        verdict = checked(scorer(whole))
+    except (
+        Exception,
+        SystemExit,
+        GeneratorExit,
+    ) as error:  # a reward function's failure is its row's, not the stage's, and no verdict
         return Score(reward=None, parts={f"error: {type(error).__name__}: {error}": None}), "verifier_error"
-    if verdict.reward is not None and not math.isfinite(verdict.reward):
+    if verdict.reward is not None and not abs(verdict.reward) <= LARGEST_REWARD:  # NaN is not below it either
         return Score(reward=None, parts={f"error: the reward is {verdict.reward}": None}), "verifier_error"
     return verdict, "scored" if verdict.reward is not None else "verifier_error"
 
 
 SUMMARY_COLUMNS = ("is_last_step", "score_status", "sample", "env", "reward", "success", "group_id")
+
+
+def checked(verdict: Any) -> Score:
+    """Return a verdict with plain numbers and truth values.
+
+    Raises:
+        TypeError, ValueError: it is no Score, or holds what is neither.
+    """
+    if not isinstance(verdict, Score):
+        raise TypeError(f"the verdict is a {type(verdict).__name__}, not a Score")
+    if verdict.success is not None and verdict.success not in (True, False):
+        raise TypeError(f"success is {verdict.success!r}, neither true nor false")
+    parts = {str(name): None if value is None else float(value) for name, value in verdict.parts.items()}
+    return Score(
+        reward=None if verdict.reward is None else float(verdict.reward),
+        success=None if verdict.success is None else bool(verdict.success),
+        parts=parts,
+    )
 
 
 def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:

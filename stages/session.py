@@ -15,7 +15,7 @@ from nanoskyrl.stages.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.metrics import METRICS, MetricsLog
 from nanoskyrl.stages.policy import policy_digest, publish, read_info, resolve_policy
 from nanoskyrl.stages.runs import INPUT_OF, Run, RunConfig, version_of
-from nanoskyrl.stages.storage import make_directory, write_whole
+from nanoskyrl.stages.storage import is_local, make_directory, write_whole
 
 NOT_REMEMBERED = ("rollout.tasks",)
 """Settings that are meant for one command."""
@@ -42,6 +42,10 @@ class Session:
             given: Those of them that came with the command.
             keep_up: Keep engine and learner from stage to stage.
         """
+        if not is_local(run.root):
+            raise SettingsError(
+                f"a run lies on this machine, not at `{run.root}`", hint="Single stages take URLs, by `--out`"
+            )
         self.run, self.settings, self.given, self.keep_up = run, settings, given or {}, keep_up
         self.config: RunConfig = stage_config(settings, "run")
         self._engines: dict[str, Engine] = {}
@@ -52,6 +56,10 @@ class Session:
         make_directory(self.run.root)
         if not self.run.settings_file.exists():
             write_whole(self.run.settings_file, _as_toml(self.settings).encode())
+
+    def settle(self) -> None:
+        """Make the settings in force the run's own, in place of those that it began with."""
+        write_whole(self.run.settings_file, _as_toml(self.settings).encode())
 
     def remember(self) -> None:
         """Keep the settings that were given now and on which the run has not settled yet, for its next steps."""

@@ -28,10 +28,14 @@ TASK_WIDTH = 24
 
 def headline(manifest: Manifest, output: Path) -> str:
     """Return one line that says what a stage's output holds."""
-    text = {
+    lines = {
         "rollout": _rollout_line, "score": _score_line, "advantage": _advantage_line, "train": _train_line,
         "sync": _sync_line, "eval": _eval_line,
-    }[manifest.stage](manifest, output)  # fmt: skip
+    }  # fmt: skip
+    try:
+        text = lines[manifest.stage](manifest, output)
+    except (KeyError, TypeError, AttributeError, ValueError, OSError):  # a manifest that somebody made by hand
+        text = f"{manifest.rows_out} rows of `{manifest.stage}`"
     return f"{text}: {output}"
 
 
@@ -210,8 +214,8 @@ def _show_trajectory(console: Console, t: Trajectory) -> None:
     console.print(grid)
     colours = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
     for message in t.messages:
-        role, text = str(message["role"]), Text(str(message["content"]))
-        console.print(Panel(text, title=role, title_align="left", border_style=colours.get(role, "white")))
+        role, text = str(message.get("role")), Text(str(message.get("content")))
+        console.print(Panel(text, title=escape(role), title_align="left", border_style=colours.get(role, "white")))
     for number, turn in enumerate(t.turns):
         for call in turn.tool_calls:
             args = json.dumps(call.args, ensure_ascii=False)

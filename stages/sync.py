@@ -101,7 +101,7 @@ def deliver(policy: Path, engine: TokenEngine, tolerance: float) -> float:
     if not gap <= tolerance:
         raise ProofError(
             f"the engine's canary log-probs differ from the trainer's by {gap:.3g} nats, more than {tolerance:.3g}",
-            hint="The engine does not hold the trained weights: restart it, or see `sync.tolerance`",
+            hint="The engine does not hold the trained weights: restart it; with bfloat16 raise `sync.tolerance`",
         )
     if before is not None and before == after and parent.is_dir() and weights_digest(parent) != weights_digest(policy):
         raise ProofError(

@@ -3,11 +3,21 @@
 from dataclasses import dataclass
 
 from nanoskyrl.algos.aggregate import reduction
+from nanoskyrl.stages.engines import check_device
 from nanoskyrl.stages.errors import SettingsError
 
 FULL_BELOW = 50_000_000
 """Parameters under which the whole model is trained unless told otherwise."""
 DEFAULT_LORA_RANK = 32
+RANGES = {
+    "lr": (0, 1e3),
+    "weight_decay": (0, 1e3),
+    "lr_warmup_steps": (0, 1e12),
+    "lora_alpha": (1, 1e6),
+    "lora_rank": (0, 4096),
+}
+"""Least and largest values that can be meant."""
+HINTS = {"lr": "2e-4 suits the starter policy", "lora_rank": "0 trains the whole model"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,15 +69,33 @@ class TrainConfig(OptimizerConfig):
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be meant, before any model is loaded."""
-        for name in ("policy_mini_batch_size", "update_epochs_per_batch", "max_tokens_per_micro_batch", "horizon"):
+        for name in (
+            "policy_mini_batch_size",
+            "update_epochs_per_batch",
+            "max_tokens_per_micro_batch",
+            "horizon",
+            "lr_decay_steps",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SettingsError(f"`train.{name}` must be at least 1, not {value}", hint="Give a positive number")
-        if self.lr is not None and self.lr < 0:
-            raise SettingsError(f"`train.lr` must be at least 0, not {self.lr}", hint="2e-4 suits the starter policy")
-        if self.lora_rank is not None and self.lora_rank < 0:
+        check_device("train", self.device)
+        if self.dtype not in ("auto", "float32", "bfloat16"):
             raise SettingsError(
-                f"`train.lora_rank` must be at least 0, not {self.lora_rank}", hint="0 trains the whole model"
+                f"`train.dtype` must be auto, float32 or bfloat16, not {self.dtype!r}", hint="Choose one"
+            )
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise SettingsError(
+                    f"`train.{name}` must be at least {low}, at most {high:g}, not {value}",
+                    hint=HINTS.get(name, "Give a usual number"),
+                )
+        if not self.max_grad_norm > 0:
+            raise SettingsError(f"`train.max_grad_norm` must be above 0, not {self.max_grad_norm}", hint="1 is usual")
+        if not all(0 <= beta < 1 for beta in self.adam_betas):
+            raise SettingsError(
+                f"`train.adam_betas` must be 0 to below 1, not {list(self.adam_betas)}", hint="0.9 and 0.999 are usual"
             )
         if self.loss_reduction is not None:
             reduction(self.loss_reduction)

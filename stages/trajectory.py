@@ -339,13 +339,18 @@ def from_table(table: pa.Table) -> Iterator[Trajectory]:
     plain = table.select([name for name in names if name not in TOKEN_COLUMNS]).to_pylist()
     tokens = {name: row_arrays(table.column(name)) for name in names if name in TOKEN_COLUMNS}
     for index, row in enumerate(plain):
-        for name in ("messages", "metadata", "reward_parts"):
-            if name in row:
-                row[name] = json.loads(row[name])
-        row["turns"] = [
-            Turn(**{**turn, "tool_calls": [ToolCall(**call) for call in json.loads(turn["tool_calls"])]})
-            for turn in row["turns"]
-        ]
+        try:
+            for name in ("messages", "metadata", "reward_parts"):
+                if name in row:
+                    row[name] = json.loads(row[name])
+            row["turns"] = [
+                Turn(**{**turn, "tool_calls": [ToolCall(**call) for call in json.loads(turn["tool_calls"])]})
+                for turn in row["turns"]
+            ]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise InputError(
+                f"row {index} does not hold what its columns mean: {error}", hint="Run the stage that wrote it again"
+            ) from error
         row.update({name: arrays[index] for name, arrays in tokens.items()})
         yield Trajectory(**row)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nanoskyrl.envs.base import Environment, Message, Task
+from nanoskyrl.envs.base import Environment, Message, Task, check_observation, check_step
 from nanoskyrl.stages.digests import derive_seed
 from nanoskyrl.stages.engines import Engine, Generation, Request, Sampling, TextEngine, TokenEngine
 from nanoskyrl.stages.metrics import Stopwatch
@@ -46,6 +46,8 @@ class Identity:
     policy_digest: str | None
 
 
+FAILURES = (Exception, SystemExit, GeneratorExit)
+"""What an environment may raise and fail its own attempt alone; Ctrl-C goes through."""
 IDENTITY = tuple(f.name for f in dataclasses.fields(Identity))
 
 
@@ -94,13 +96,14 @@ class Attempt:
         try:
             self._episode = environment.start()
             observation = self._episode.reset(task, identity.seed)
+            check_observation(observation)
             self.messages = list(observation.messages)
             self.metadata.update(observation.metadata)
             self._tools = observation.tools
             first = engine.renderer.prompt_ids(self.messages, self._tools) if isinstance(engine, TokenEngine) else []
             self.segments.append(_Segment(first))
             self._check_input()
-        except Exception as error:  # whatever an environment raises is this attempt's failure and nobody else's
+        except FAILURES as error:  # whatever an environment raises is this attempt's failure and nobody else's
             self._fail(error)
 
     @property
@@ -151,7 +154,8 @@ class Attempt:
     def _act(self, action: str, first: int | None, count: int | None) -> None:
         try:
             step = self._episode.step(action)
-        except Exception as error:  # as in __init__
+            check_step(step)
+        except FAILURES as error:  # as in __init__
             self._record(Turn(action=action, observation="", done=False, first_token=first, token_count=count), [])
             self._fail(error)
             return
@@ -204,7 +208,7 @@ class Attempt:
         self.segments[-1].messages = [*self.messages, *observations]
         self.messages += observations
 
-    def _fail(self, error: Exception | str) -> None:
+    def _fail(self, error: BaseException | str) -> None:
         self.error = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         self._end("error")
 
@@ -214,7 +218,7 @@ class Attempt:
             return
         try:
             self._episode.close()
-        except Exception as error:  # as in __init__
+        except FAILURES as error:  # as in __init__
             if self.error is None:
                 self.error, self.stop_reason = f"{type(error).__name__}: {error}", "error"
         self._episode = None

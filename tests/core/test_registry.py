@@ -73,10 +73,12 @@ def test_a_module_that_is_not_installed_is_named():
     assert "install" in error.value.hint
 
 
-def test_a_plug_in_with_a_bug_keeps_its_traceback(plug_in, tmp_path):
+def test_a_bug_in_a_plug_in_is_named_and_kept_as_the_cause(plug_in, tmp_path):
     (tmp_path / "collapsed.py").write_text("1 / 0\n")
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(SettingsError, match="importing `collapsed` failed: ZeroDivisionError") as error:
         lookup("env", "collapsed:Maze")
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+    assert "SKYRL_TRACEBACK" in error.value.hint
 
 
 def test_the_error_says_what_the_attribute_was_for():
