@@ -29,7 +29,7 @@ slow: $(VENV)/.nanoskyrl-dev
 check: $(VENV)/.nanoskyrl-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest
 
 install: $(VENV)/.nanoskyrl
