@@ -113,6 +113,7 @@ def advantage(
                 continue
             with watch("read"):
                 table = read_part(scored / part.name, part.digest)
+            check(table, "score")
             with watch("estimate"):
                 table = add_advantages(table, config)
             if recompute and policy is not None:

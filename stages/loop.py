@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoskyrl.stages.config import Settings, plugin_config, stage_config, to_plain
-from nanoskyrl.stages.errors import ConflictError, SettingsError
+from nanoskyrl.stages.errors import ConflictError, InputError, SettingsError
 from nanoskyrl.stages.manifest import first_difference
 from nanoskyrl.stages.metrics import MetricsLog, latest, read_metrics
 from nanoskyrl.stages.runs import STAGES, Run
@@ -103,7 +103,13 @@ def loop(run: Run, settings: Settings, *, report: Report = lambda step, numbers:
 
 def _keep_settings(run: Run, resolved: dict[str, dict[str, Any]], force: bool) -> None:
     path = run.root / RESOLVED
-    if path.is_file() and not force and (difference := first_difference(resolved, json.loads(path.read_bytes()))):
+    try:
+        kept = json.loads(path.read_bytes()) if path.is_file() else resolved
+    except ValueError as error:
+        raise InputError(
+            f"`{path}` is not JSON: {error}", hint="Delete it, if the run's settings are those it had"
+        ) from error
+    if not force and (difference := first_difference(resolved, kept)):
         name, now, then = difference
         raise ConflictError(
             f"run `{run.root}` began with another `{name}`: {json.dumps(then)}, now {json.dumps(now)}",

@@ -176,6 +176,11 @@ def read_manifest(directory: Path, *, stage: str | Sequence[str] | None = None) 
         raise InputError(
             f"`{directory / MANIFEST}` lacks what a manifest holds: {error}", hint="Run the stage again, with `--force`"
         ) from error
+    names = [part.name for part in manifest.parts]
+    if len(set(names)) != len(names) or not all(map(PART_NAME.fullmatch, names)):
+        raise InputError(
+            f"`{directory / MANIFEST}` lists its parts wrongly", hint="Run the stage again, with `--force`"
+        )
     wanted = (stage,) if isinstance(stage, str) else stage
     if wanted and manifest.stage not in wanted:
         raise InputError(

@@ -102,7 +102,7 @@ def read_metrics(path: Path, *, tail_bytes: int | None = None) -> list[dict[str,
 
 def latest(lines: Iterable[Mapping[str, Any]], stage: str) -> dict[int, Mapping[str, Any]]:
     """Return the last line of a stage for each step: a step done again counts once."""
-    return {line["step"]: line for line in lines if line.get("stage") == stage and line.get("step") is not None}
+    return {line["step"]: line for line in lines if line.get("stage") == stage and isinstance(line.get("step"), int)}
 
 
 def peak_memory_bytes() -> int:

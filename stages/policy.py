@@ -250,11 +250,14 @@ def load_model(path: Path, *, dtype: "torch.dtype", device: str) -> Any:
     logging.disable_progress_bar()
     base = find_base(path) if is_adapter(path) else path
     try:
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, output_loading_info=True)
+        model, loading = loaded
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise InputError(
             f"the model of `{base}` does not load: {first_line(error)}", hint="Check its config and weights"
         ) from error
+    if missing := sorted(loading.get("missing_keys", ())):
+        raise InputError(f"policy `{base}` lacks the weights `{missing[0]}`", hint="Save the whole model there")
     if is_adapter(path):
         from peft import PeftModel
 

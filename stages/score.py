@@ -94,6 +94,7 @@ def score(
                 continue
             with watch("read"):
                 table = read_part(rollout / part.name, part.digest)
+            check(table, "rollout")
             with watch("score"):
                 scored = score_table(table, scorer)
             with watch("write"):

@@ -70,21 +70,28 @@ def sync(
     with open_output(output, head, force=force) as out:
         if out.manifest is not None and target.is_dir():
             return out.manifest
-        with watch("publish"):
-            publish(trained / "policy", target)
         if engine is None:
             engine = make_engine(config.engine, plugin_config(settings or {}, "engine", config.engine))
         if not isinstance(engine, TokenEngine):
             raise SettingsError(f"engine `{config.engine}` holds no policy", hint="Sync into `hf`")
         with watch("proof"):
-            gap = deliver(target, engine, config.tolerance)
+            gap = deliver(trained / "policy", engine, config.tolerance, parent=_parent_of(target))
+        with watch("publish"):
+            publish(trained / "policy", target)
         facts = {"policy": digest, "parent": read_info(target).parent, "version": version_of(target)}
         manifest = out.finish(rows_in=source.rows_out, facts=facts)
     log.write("sync", {"sync/canary_abs_diff/max": gap, **watch.timings()})
     return manifest
 
 
-def deliver(policy: Path, engine: TokenEngine, tolerance: float) -> float:
+def _parent_of(target: Path) -> Path | None:
+    """Return `policies/N-1` for `policies/N`, if it is there."""
+    version = version_of(target)
+    parent = target.parent / f"{version - 1:08d}" if version else None
+    return parent if parent is not None and parent.is_dir() else None
+
+
+def deliver(policy: Path, engine: TokenEngine, tolerance: float, *, parent: Path | None) -> float:
     """Load a policy into an engine and return the largest canary difference in nats.
 
     Raises:
@@ -94,7 +101,6 @@ def deliver(policy: Path, engine: TokenEngine, tolerance: float) -> float:
     before = None
     if engine.policy_digest is not None and engine.policy_digest == info.parent:
         before = engine.logprobs(info.canary_ids)
-    parent = policy.parent / f"{(version_of(policy) or 0) - 1:08d}"
     engine.load(policy)
     after = engine.logprobs(info.canary_ids)
     gap = max((abs(a - b) for a, b in zip(after, info.canary_logprobs, strict=True)), default=0.0)
@@ -103,7 +109,12 @@ def deliver(policy: Path, engine: TokenEngine, tolerance: float) -> float:
             f"the engine's canary log-probs differ from the trainer's by {gap:.3g} nats, more than {tolerance:.3g}",
             hint="The engine does not hold the trained weights: restart it; with bfloat16 raise `sync.tolerance`",
         )
-    if before is not None and before == after and parent.is_dir() and weights_digest(parent) != weights_digest(policy):
+    if (
+        before is not None
+        and before == after
+        and parent is not None
+        and weights_digest(parent) != weights_digest(policy)
+    ):
         raise ProofError(
             "the engine's canary log-probs did not change, although the weights did",
             hint="The engine kept the old weights: restart it",

@@ -24,12 +24,13 @@ from nanoskyrl.stages.config import plugin_config, to_plain
 from nanoskyrl.stages.digests import derive_seed
 from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.learner import Learner, StepResult, one_temperature
-from nanoskyrl.stages.manifest import Head, Manifest, open_output, read_manifest
+from nanoskyrl.stages.manifest import Head, Manifest, is_finished, open_output, read_manifest
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean, peak_memory_bytes
 from nanoskyrl.stages.policy import policy_digest
 from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.shards import read_parts
 from nanoskyrl.stages.train_config import OptimizerConfig, TrainConfig
+from nanoskyrl.stages.trajectory import check
 
 NOT_IN_MANIFEST = ("device",)
 DIAGNOSTICS = pa.schema(
@@ -92,13 +93,22 @@ def train(
         inputs={"advantage": source.digest, **({"state": _state_of(state)} if state else {})},
         policy=policy_digest(policy),
     )
-    with open_output(output, head, force=force, keep_parts=False) as out:
-        if out.manifest is not None:
-            return out.manifest
+    table, sequences, temperature = None, None, 1.0
+    if force or not is_finished(output):
+        # Before an old output is cleared: what is to replace it can be made.
         with watch("read"):
             table = _kept_rows(read_parts(advantages, source), advantages)
             temperature = one_temperature(table)
             sequences = read_sequences(table)
+        if not sum(sequences.trained_tokens):
+            raise InputError(f"no row of `{advantages}` has a sampled token", hint="Raise the limits of the rollout")
+        if state is not None and not state.is_dir():
+            raise InputError(
+                f"`{state}` has been pruned", hint="Train the newest step, or keep more with `loop.keep_states`"
+            )
+    with open_output(output, head, force=force, keep_parts=False) as out:
+        if out.manifest is not None or table is None or sequences is None:
+            return out.manifest or read_manifest(output)
         update = Update(algorithm, algo_config, config, sequences, temperature)
         with watch("load"):
             learner = engine or Learner(
@@ -150,7 +160,11 @@ def _state_of(state: Path) -> str:
 
 def _kept_rows(tables: Iterable[pa.Table], place: Path) -> pa.Table:
     """Return the rows to learn from, after refusing those that a ratio would be wrong for."""
-    table = pa.concat_tables(tables).combine_chunks()
+    found = list(tables)
+    if not found:
+        raise InputError(f"`{place}` has no parts", hint="Run `skyrl advantage` again, with `--force`")
+    table = pa.concat_tables(found).combine_chunks()
+    check(table, "advantage")
     kept = table.filter(table.column("kept"))
     if not kept.num_rows:
         reasons = sorted({reason for reason in table.column("drop_reason").to_pylist() if reason})

@@ -408,6 +408,12 @@ def check(table: pa.Table, stage: str) -> None:
         raise InputError("two rows share (trajectory_id, step_index)", hint="Each row must have a pair of its own")
     _check_tokens(table)
     _check_ends(table)
+    if "reward" in table.column_names:
+        _refuse(
+            pc.invert(pc.is_finite(table.column("reward"))),
+            lambda row: f"the reward of row {row} is NaN or infinite",
+            "A reward that is not known is null",
+        )
     if "kept" in table.column_names:
         _check_verdicts(table)
 
@@ -489,6 +495,8 @@ def _check_verdicts(table: pa.Table) -> None:
         lambda row: f"row {row} is kept without advantages, or left out with them",
         "Advantages are null exactly where a row is not kept",
     )
+    if not pc.all(pc.is_finite(_flat(table, "advantages")), min_count=0).as_py():
+        raise InputError("`advantages` holds NaN or infinity", hint="Run `skyrl advantage` again, with `--force`")
     both = table.select(["advantages", "loss_mask"]).filter(pc.is_valid(advantages))
     on_observed = pc.and_(pc.not_equal(_flat(both, "advantages"), 0), pc.equal(_flat(both, "loss_mask"), 0))
     if pc.any(on_observed, min_count=0).as_py():
