@@ -24,13 +24,10 @@ def init(
     Example: skyrl init --run runs/mine
     """
     if rebuild_starter:
-        import torch
-
         from nanoskyrl.stages.policy import STARTER_DIRECTORY
         from nanoskyrl.stages.starter import build_starter
         from nanoskyrl.stages.storage import as_path
 
-        torch.use_deterministic_algorithms(True)  # or the gradient of the shared prompt is summed in any order
         place = as_path(starter_out) if starter_out else STARTER_DIRECTORY
         build_starter(place, report=say)
         say(f"Made the starter policy at {place}")

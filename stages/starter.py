@@ -239,6 +239,20 @@ def build_starter(
     output: Path, config: StarterConfig = StarterConfig(), *, report: Callable[[str], None] = print
 ) -> None:
     """Make the starter policy and put it at `output`, a Hugging Face directory."""
+    as_it_was = torch.are_deterministic_algorithms_enabled()
+    # Else the gradient of the shared prompt is summed in any order.
+    torch.use_deterministic_algorithms(True)
+    try:
+        model, tokenizer = train_starter(config, report)
+    finally:
+        torch.use_deterministic_algorithms(as_it_was)
+    _save(output, model, tokenizer, config)
+
+
+def train_starter(
+    config: StarterConfig, report: Callable[[str], None]
+) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+    """Return the trained model and its tokenizer."""
     rng = random.Random(config.seed)
     torch.manual_seed(config.seed)
     environment = ToolUse(ToolUseConfig())
@@ -292,7 +306,7 @@ def build_starter(
         optimizer.zero_grad(set_to_none=True)
         if step % 50 == 0 or step == config.steps - 1:
             report(f"step {step:4d}  loss {total:.3f} nats a token")
-    _save(output, model, tokenizer, config)
+    return model, tokenizer
 
 
 class _Templated:

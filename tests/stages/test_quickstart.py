@@ -23,15 +23,11 @@ def test_the_quickstart_learns_from_half_right_to_nearly_always(tmp_path):
 
 @pytest.mark.slow
 def test_the_starter_recipe_gives_the_same_bytes_again(tmp_path):
-    import torch
-
     from nanoskyrl.stages.starter import StarterConfig, build_starter
 
-    torch.use_deterministic_algorithms(True)  # as `skyrl init --rebuild-starter` does
     config = StarterConfig(steps=3, math_rows=4, tool_rows=4, other_rows=2)
     for name in ("a", "b"):
         build_starter(tmp_path / name, config, report=lambda line: None)
-    torch.use_deterministic_algorithms(False)
     files = [{p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("a", "b")]
     assert files[0] == files[1]
 
