@@ -1,41 +1,239 @@
-"""Advantage estimators: from the rewards of trajectories to one number a trajectory.
+"""Advantage estimators: from the rewards of a batch's trajectories to a number for every trained token.
 
 A reward of None was never given; it enters no mean, and its advantage is None. A group
 whose rewards are all alike gives exactly 0, whatever rounding says of its variance.
+Tokens that are not trained take part in no recursion and no mean.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-ZERO_SPREAD = 1e-6
-"""Rewards closer than this, relative to the largest, are equal: twelve times 0.7 has a variance only by rounding."""
+import numpy as np
+
+from nanoskyrl.algos.returns import discounted_returns, gae, whiten
+from nanoskyrl.stages.errors import SettingsError
+
+ZERO_SPREAD = 1e-9
+"""Rewards closer than this, relative to the largest, are equal: weighted sums of the same parts differ by rounding."""
+SINGLETON = ("zero", "drop", "raw", "error")
 
 
-def has_spread(rewards: Sequence[float]) -> bool:
-    """Say whether the rewards of a group differ."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimatorConfig:
+    """Amounts that estimators read."""
+
+    eps: float = 1e-6
+    """Added to a standard deviation before dividing by it."""
+    std_ddof: int = 1
+    """What is taken off the count in the deviation of a group's or batch's rewards: 1 is Bessel's correction."""
+    singleton: str = "zero"
+    """A group with one scored member: zero (advantage 0), drop, raw (the reward itself), or error."""
+    gamma: float = 1.0
+    """Discount from one trained token to the next."""
+    lambd: float = 0.95
+    """GAE: 1 trusts the rewards alone, 0 the critic alone."""
+    whiten_ddof: int = 1
+    """What is taken off the count in the variance of whitened advantages: 1 is Bessel's correction."""
+
+    def __post_init__(self) -> None:
+        """Refuse amounts that cannot be meant."""
+        if self.singleton not in SINGLETON:
+            raise SettingsError(
+                f"`advantage.singleton` must be {', '.join(SINGLETON)}, not {self.singleton!r}",
+                hint="Choose one of them",
+            )
+        for name in ("eps", "gamma", "lambd"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise SettingsError(
+                    f"`advantage.{name}` must be 0 to 1, not {getattr(self, name)}",
+                    hint={"eps": "1e-6 is usual", "gamma": "1 is usual", "lambd": "0.95 is usual"}[name],
+                )
+        for name in ("std_ddof", "whiten_ddof"):
+            if getattr(self, name) not in (0, 1):
+                raise SettingsError(f"`advantage.{name}` must be 0 or 1, not {getattr(self, name)}", hint="1 is usual")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Trajectories as estimators see them; one that is stored as several rows is joined in order."""
+
+    groups: Sequence[str]
+    rewards: Sequence[float | None]
+    """Of the whole trajectory, KL penalty excluded; None where there is none."""
+    masks: Sequence[np.ndarray]
+    """[T] nonzero on trained tokens."""
+    penalties: Sequence[np.ndarray | None]
+    """[T] taken off the reward of each token; None where nothing is."""
+    values: Sequence[np.ndarray | None]
+    """[T] of the critic, before each token is drawn; None where no estimator asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """What an estimator says of each trajectory; None where the reward is None."""
+
+    advantages: list[np.ndarray | None]
+    """[T] 0 on tokens that are not trained."""
+    returns: list[np.ndarray | None] | None = None
+    """[T] what the critic is to foretell, or what was discounted; None: the estimator has none."""
+
+
+Estimate = Callable[[Batch, EstimatorConfig], Estimates]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimator:
+    """One way to say how much better than expected a token did."""
+
+    name: str
+    estimate: Estimate
+    needs_values: bool = False
+    by_token: bool = False
+    """Whether a penalty falls on its own token; else its sum is taken off the trajectory's reward."""
+
+
+def has_spread(rewards: Sequence[float], tolerance: float = ZERO_SPREAD) -> bool:
+    """Say whether the rewards of a group differ by more than the tolerance, which is relative to the largest."""
     scale = max((abs(reward) for reward in rewards), default=0.0)
-    return len(rewards) > 1 and max(rewards) - min(rewards) > ZERO_SPREAD * scale
+    return len(rewards) > 1 and max(rewards) - min(rewards) > tolerance * scale
 
 
 def group_normalized(
-    rewards: Sequence[float | None], *, eps: float = 1e-6, divide_by_std: bool = True
+    rewards: Sequence[float | None],
+    *,
+    eps: float = 1e-6,
+    divide_by_std: bool = True,
+    ddof: int = 1,
+    singleton: str = "zero",
+    tolerance: float = ZERO_SPREAD,
 ) -> list[float | None]:
     """Return (reward - mean) / (std + eps) over the scored members of a group.
 
-    DeepSeekMath, arXiv 2402.03300. The standard deviation has Bessel's correction.
+    DeepSeekMath, arXiv 2402.03300.
 
     Args:
         rewards: of one group; None where there is none.
         eps: added to the standard deviation.
-        divide_by_std: False leaves the difference from the mean (Dr. GRPO).
+        divide_by_std: False leaves the difference from the mean (Dr. GRPO, arXiv 2503.20783).
+        ddof: taken off the count in the standard deviation.
+        singleton: raw gives a group of one its reward, anything else 0.
+        tolerance: spread, relative to the largest reward, up to which rewards are equal.
 
     Returns:
-        One advantage a member: None where the reward is None; 0 for a group of one or without spread.
+        One advantage a member: None where the reward is None; 0 for a group without spread.
     """
     scored = [reward for reward in rewards if reward is not None]
-    if not has_spread(scored):
+    if len(scored) == 1 and singleton == "raw":
+        return list(rewards)
+    if not has_spread(scored, tolerance):
         return [None if reward is None else 0.0 for reward in rewards]
     mean = math.fsum(scored) / len(scored)
-    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in scored) / (len(scored) - 1))
-    scale = 1 / (std + eps) if divide_by_std else 1.0
+    scale = 1 / (_std(scored, ddof) + eps) if divide_by_std else 1.0
     return [None if reward is None else (reward - mean) * scale for reward in rewards]
+
+
+def leave_one_out(rewards: Sequence[float | None], *, singleton: str = "zero") -> list[float | None]:
+    """Return each reward minus the mean of its siblings'; RLOO, arXiv 2402.14740.
+
+    Returns:
+        One advantage a member: None where the reward is None; 0, or the reward itself, for a group of one.
+    """
+    scored = [reward for reward in rewards if reward is not None]
+    centred = group_normalized(rewards, divide_by_std=False, singleton=singleton)
+    if len(scored) < 2:
+        return centred
+    return [None if value is None else value * len(scored) / (len(scored) - 1) for value in centred]
+
+
+def _std(values: Sequence[float], ddof: int) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - ddof))
+
+
+def by_group(batch: Batch, of_group: Callable[[list[float | None]], list[float | None]]) -> list[float | None]:
+    """Return one number a trajectory, from a function of one group's rewards."""
+    members: dict[str, list[int]] = {}
+    for index, group in enumerate(batch.groups):
+        members.setdefault(group, []).append(index)
+    found: list[float | None] = [None] * len(batch.groups)
+    for indices in members.values():
+        for index, value in zip(indices, of_group([batch.rewards[i] for i in indices]), strict=True):
+            found[index] = value
+    return found
+
+
+def on_tokens(batch: Batch, values: Sequence[float | None]) -> list[np.ndarray | None]:
+    """Return a trajectory's number on each of its trained tokens."""
+    return [
+        None if value is None else np.where(mask != 0, value, 0.0)
+        for value, mask in zip(values, batch.masks, strict=True)
+    ]
+
+
+def _grpo(batch: Batch, config: EstimatorConfig) -> Estimates:
+    values = by_group(
+        batch,
+        lambda of: group_normalized(of, eps=config.eps, ddof=config.std_ddof, singleton=config.singleton),
+    )
+    return Estimates(on_tokens(batch, values))
+
+
+def _dr_grpo(batch: Batch, config: EstimatorConfig) -> Estimates:
+    values = by_group(batch, lambda of: group_normalized(of, divide_by_std=False, singleton=config.singleton))
+    return Estimates(on_tokens(batch, values))
+
+
+def _rloo(batch: Batch, config: EstimatorConfig) -> Estimates:
+    return Estimates(on_tokens(batch, by_group(batch, lambda of: leave_one_out(of, singleton=config.singleton))))
+
+
+def _batch_std(batch: Batch, config: EstimatorConfig) -> Estimates:
+    """Centre on the group's mean, divide by the deviation of all rewards of the batch; Lite PPO, arXiv 2508.08221."""
+    scored = [reward for reward in batch.rewards if reward is not None]
+    scale = 1 / (_std(scored, config.std_ddof) + config.eps) if has_spread(scored) else 0.0
+    centred = by_group(batch, lambda of: group_normalized(of, divide_by_std=False, singleton=config.singleton))
+    return Estimates(on_tokens(batch, [None if value is None else value * scale for value in centred]))
+
+
+def token_rewards(batch: Batch) -> list[np.ndarray | None]:
+    """Return rewards by token: the trajectory's on its last trained token, less the penalties on their own."""
+    found: list[np.ndarray | None] = []
+    for reward, mask, penalty in zip(batch.rewards, batch.masks, batch.penalties, strict=True):
+        if reward is None:
+            found.append(None)
+            continue
+        rewards = np.zeros(len(mask))
+        trained = np.flatnonzero(mask)
+        if penalty is not None:
+            rewards[trained] -= penalty[trained]
+        if len(trained):
+            rewards[trained[-1]] += reward
+        found.append(rewards)
+    return found
+
+
+def _gae(batch: Batch, config: EstimatorConfig) -> Estimates:
+    if any(reward is not None and value is None for reward, value in zip(batch.rewards, batch.values, strict=True)):
+        raise SettingsError("`gae` needs the values of a critic", hint="Run `skyrl advantage --algo ppo`")
+    raw, returns = gae(token_rewards(batch), batch.values, batch.masks, gamma=config.gamma, lambd=config.lambd)
+    return Estimates(whiten(raw, batch.masks, ddof=config.whiten_ddof), returns)
+
+
+def _reinforce_pp(batch: Batch, config: EstimatorConfig) -> Estimates:
+    returns = discounted_returns(token_rewards(batch), batch.masks, gamma=config.gamma)
+    return Estimates(whiten(returns, batch.masks, ddof=config.whiten_ddof), returns)
+
+
+def _reinforce_pp_baseline(batch: Batch, config: EstimatorConfig) -> Estimates:
+    centred = by_group(batch, lambda of: group_normalized(of, divide_by_std=False, singleton=config.singleton))
+    return Estimates(whiten(on_tokens(batch, centred), batch.masks, ddof=config.whiten_ddof))
+
+
+GRPO = Estimator(name="grpo", estimate=_grpo)
+DR_GRPO = Estimator(name="dr_grpo", estimate=_dr_grpo)
+RLOO = Estimator(name="rloo", estimate=_rloo)
+BATCH_STD = Estimator(name="batch_std", estimate=_batch_std)
+GAE = Estimator(name="gae", estimate=_gae, needs_values=True, by_token=True)
+REINFORCE_PP = Estimator(name="reinforce_pp", estimate=_reinforce_pp, by_token=True)
+REINFORCE_PP_BASELINE = Estimator(name="reinforce_pp_baseline", estimate=_reinforce_pp_baseline)

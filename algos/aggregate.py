@@ -2,13 +2,15 @@
 
 Each function returns weights that sum a micro-batch's tokens so that the sums of all
 micro-batches, on all ranks, add up to the reduction of the whole mini-batch. Rows without
-trained tokens count as rows: how a batch is cut changes nothing.
+trained tokens count as rows unless the totals leave them out: how a batch is cut changes
+nothing. A batch without trained tokens has loss 0.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nanoskyrl.algos.ratios import row_tokens
 from nanoskyrl.stages.errors import SettingsError, did_you_mean
 
 if TYPE_CHECKING:
@@ -20,22 +22,37 @@ class Totals:
     """Counts over the whole mini-batch, across micro-batches and ranks."""
 
     tokens: int
+    """Trained ones."""
     rows: int
     horizon: int | None = None
     """The constant that `seq_mean_token_sum_norm` divides by."""
+    prompts: int = 0
+    """Needed by `prompt_mean`."""
 
 
-def token_mean(mask: "Tensor", totals: Totals) -> "Tensor":
+def token_mean(mask: "Tensor", totals: Totals, prompt_tokens: "Tensor | None" = None) -> "Tensor":
     """Weigh every token of the mini-batch alike; [B, T]."""
     return mask / max(totals.tokens, 1)
 
 
-def sequence_mean(mask: "Tensor", totals: Totals) -> "Tensor":
+def sequence_mean(mask: "Tensor", totals: Totals, prompt_tokens: "Tensor | None" = None) -> "Tensor":
     """Weigh every row alike, and the tokens of a row alike: the mean of row means; [B, T]."""
-    return mask / mask.sum(-1, keepdim=True).clamp(min=1) / max(totals.rows, 1)
+    return mask / row_tokens(mask) / max(totals.rows, 1)
 
 
-def seq_mean_token_sum_norm(mask: "Tensor", totals: Totals) -> "Tensor":
+def prompt_mean(mask: "Tensor", totals: Totals, prompt_tokens: "Tensor | None" = None) -> "Tensor":
+    """Weigh every prompt alike, and all tokens under a prompt alike; [B, T]."""
+    if prompt_tokens is None or not totals.prompts:
+        raise ValueError("prompt_mean needs the trained tokens of each row's prompt, and how many prompts there are")
+    return mask / prompt_tokens[:, None].clamp(min=1) / totals.prompts
+
+
+def seq_mean_token_sum(mask: "Tensor", totals: Totals, prompt_tokens: "Tensor | None" = None) -> "Tensor":
+    """Weigh every token by 1 / rows: the mean of row sums; [B, T]."""
+    return mask / max(totals.rows, 1)
+
+
+def seq_mean_token_sum_norm(mask: "Tensor", totals: Totals, prompt_tokens: "Tensor | None" = None) -> "Tensor":
     """Weigh every token by 1 / (rows x horizon), with a constant horizon; [B, T]."""
     if not totals.horizon:
         raise SettingsError(
@@ -44,11 +61,14 @@ def seq_mean_token_sum_norm(mask: "Tensor", totals: Totals) -> "Tensor":
     return mask / (max(totals.rows, 1) * totals.horizon)
 
 
-Reduction = Callable[["Tensor", Totals], "Tensor"]
+Reduction = Callable[["Tensor", Totals, "Tensor | None"], "Tensor"]
+"""Takes the mask [B, T], the totals, and for each row how many trained tokens its prompt has in all of its rows [B]."""
 
 REDUCTIONS: dict[str, Reduction] = {
     "token_mean": token_mean,
     "sequence_mean": sequence_mean,
+    "prompt_mean": prompt_mean,
+    "seq_mean_token_sum": seq_mean_token_sum,
     "seq_mean_token_sum_norm": seq_mean_token_sum_norm,
 }
 

@@ -1,8 +1,15 @@
-"""What an algorithm is: a surrogate, its settings, and the defaults that go with it."""
+"""What an algorithm is: a surrogate, its settings, and the defaults that go with it.
+
+Three policies take part, and their log-probs never stand for one another in silence:
+`rollout_logprobs`, under the policy that sampled (u); `old_logprobs`, under the policy at
+the start of the update (o); `logprobs`, under the policy that is trained (l).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from nanoskyrl.algos.ratios import LOG_RATIO_LIMIT, masked, token_log_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -10,10 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SurrogateInputs:
-    """What a surrogate sees of a micro-batch; [B, T], on sampled tokens only, 0 elsewhere."""
+    """What a surrogate sees of a micro-batch; [B, T], on trained tokens only, 0 elsewhere."""
 
+    logprobs: "Tensor"
+    """Nats under the trained policy; carries the gradient."""
     log_ratio: "Tensor"
-    """Nats, trained policy minus old policy, masked and guarded; carries the gradient."""
+    """Nats, trained policy minus old policy, guarded; carries the gradient."""
     advantages: "Tensor"
     mask: "Tensor"
     """1.0 on trained tokens."""
@@ -21,7 +30,7 @@ class SurrogateInputs:
 
 Surrogate = Callable[[SurrogateInputs, Any], tuple["Tensor", dict[str, "Tensor"]]]
 """Returns each token's objective [B, T], to be maximised, and named [B, T] values whose mean over trained tokens
-is reported."""
+is reported; the first of them is the algorithm's own share: of tokens clipped, or of the gradient let through."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +41,38 @@ class Algorithm:
     surrogate: Surrogate
     Config: type
     """Frozen settings of the surrogate."""
+    source: str
+    """Where it was published."""
     estimator: str
     """Name of the advantage estimator it was published with."""
     loss_reduction: str
     """Name in `nanoskyrl.algos.aggregate` of the reduction it was published with."""
+    kl_place: str = "none"
+    """Where its publication puts the KL to the reference: none, reward or loss. It is off until asked for."""
+    kl_estimator: str = "k3"
+    """Estimator of that KL."""
+    overlong_punishment: bool = False
+    """Whether it shapes rewards by length."""
+    dynamic_sampling: bool = False
+    """Whether it samples until enough groups have spread."""
+    needs_critic: bool = False
+    """Whether its estimator reads values."""
+    uses_ratio: bool = True
+    """Whether a wrong old log-prob makes a wrong gradient."""
+    log_ratio_limit: float | None = LOG_RATIO_LIMIT
+    """Bound of a token's log-ratio before it is exponentiated; None where the surrogate has a guard of its own."""
+
+    def inputs(
+        self, logprobs: "Tensor", old_logprobs: "Tensor", advantages: "Tensor", mask: "Tensor"
+    ) -> SurrogateInputs:
+        """Return what the surrogate sees, masked before anything else: junk in padding reaches nothing.
+
+        Args:
+            logprobs: [B, T] nats; carries the gradient.
+            old_logprobs: [B, T] nats.
+            advantages: [B, T]
+            mask: [B, T] nonzero where trained.
+        """
+        on = mask.to(logprobs.dtype)
+        log_ratio = token_log_ratio(logprobs, old_logprobs, mask, self.log_ratio_limit)
+        return SurrogateInputs(masked(logprobs, mask), log_ratio, masked(advantages, mask), on)

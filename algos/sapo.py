@@ -45,4 +45,7 @@ def surrogate(inputs: SurrogateInputs, config: SapoConfig) -> tuple["Tensor", di
     return 4 / tau * level * inputs.advantages, {"gate": (4 * level * (1 - level)).detach()}
 
 
-SAPO = Algorithm(name="sapo", surrogate=surrogate, Config=SapoConfig, estimator="grpo", loss_reduction="sequence_mean")
+SAPO = Algorithm(
+    name="sapo", surrogate=surrogate, Config=SapoConfig, source="arXiv 2511.20347",
+    estimator="grpo", loss_reduction="sequence_mean",
+)  # fmt: skip

@@ -5,7 +5,9 @@ from typing import Annotated
 import typer
 
 from nanoskyrl_cli.options import (
+    AlgoOption,
     ConfigOption,
+    DryRunOption,
     ForceOption,
     JsonOption,
     OutOption,
@@ -20,18 +22,28 @@ from nanoskyrl_cli.options import (
 
 def advantage(
     scored: SourceArgument = None,
-    estimator: Annotated[str | None, typer.Option(help="grpo.", show_default=False)] = None,
+    algo: AlgoOption = None,
+    estimator: Annotated[
+        str | None, typer.Option(help="grpo, gae, rloo, ...; default: the algorithm's.", show_default=False)
+    ] = None,
     old_logprobs: Annotated[
         str | None, typer.Option(help="rollout (as recorded) or recompute.", show_default=False)
     ] = None,
+    ref_logprobs: Annotated[
+        bool | None, typer.Option("--ref-logprobs", help="Write log-probs under the reference.", show_default=False)
+    ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(help="Policy to recompute with; default: the one training starts from.", show_default=False),
+        typer.Option(help="Policy that training starts from; default: the run's.", show_default=False),
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="Frozen policy of the KL; default: the run's first.", show_default=False)
     ] = None,
     run: RunOption = None,
     out: OutOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
+    dry_run: DryRunOption = False,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> int:
@@ -39,7 +51,16 @@ def advantage(
 
     Example: skyrl advantage
     """
-    flags = {"advantage": {"estimator": estimator, "old_logprobs": old_logprobs}}
+    flags = {
+        "advantage": {"estimator": estimator, "old_logprobs": old_logprobs, "ref_logprobs": ref_logprobs},
+        "train": {"algo": algo},
+    }
     session = open_session(run, config, assignments, flags)
-    outcome = session.advantage(source=path(scored), output=path(out), policy=path(policy), force=force)
+    start, frozen = path(policy), path(reference)
+    if dry_run:
+        from nanoskyrl.stages.preview import show_advantages
+
+        show_advantages(session.preview_advantage(source=path(scored), policy=start, reference=frozen))
+        return 0
+    outcome = session.advantage(source=path(scored), output=path(out), policy=start, reference=frozen, force=force)
     return finish(outcome, session, "train", as_json)

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from nanoskyrl_cli.options import (
+    AlgoOption,
     ConfigOption,
     EnvOption,
     PolicyOption,
@@ -24,7 +25,7 @@ def loop(
         str | None, typer.Option(help="Settings that ship with nanoskyrl: quickstart.", show_default=False)
     ] = None,
     env: EnvOption = None,
-    algo: Annotated[str | None, typer.Option(help="grpo or sapo.", show_default=False)] = None,
+    algo: AlgoOption = None,
     policy: PolicyOption = None,
     lag: Annotated[
         int | None, typer.Option(help="Sample from the policy of that many steps ago.", show_default=False)

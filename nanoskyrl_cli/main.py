@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from nanoskyrl.stages.errors import EXIT_FAILED, EXIT_INTERRUPTED, NanoskyrlError
-from nanoskyrl_cli import advantage, doctor, eval, init, loop, plan, rollout, score, show, sync, train, verify
+from nanoskyrl_cli import advantage, compare, doctor, eval, init, loop, plan, rollout, score, show, sync, train, verify
 from nanoskyrl_cli import list as list_command
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ for panel, command, name in (
     (STAGES, eval.evaluate, "eval"),
     (STAGES, loop.loop, "loop"),
     (LOOK, show.show, "show"),
+    (LOOK, compare.compare, "compare"),
     (LOOK, verify.verify, "verify"),
     (SETUP, init.init, "init"),
     (SETUP, list_command.list_names, "list"),

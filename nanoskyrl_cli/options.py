@@ -32,6 +32,10 @@ PolicyOption = Annotated[
 EnvOption = Annotated[
     str | None, typer.Option("--env", help="Environment: text_math, tool_use, or module:attribute.", show_default=False)
 ]
+AlgoOption = Annotated[
+    str | None, typer.Option("--algo", help="ppo, grpo, sapo, gspo, dapo, ...: see skyrl list.", show_default=False)
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would come out, and change nothing.")]
 SourceArgument = Annotated[
     str | None,
     typer.Argument(help="Input directory; default: the newest that is ready in the run.", show_default=False),
@@ -135,3 +139,13 @@ def finish(outcome: "Outcome", session: "Session", following: str | None, as_jso
 def print_json(value: Any) -> None:
     """Print data on stdout."""
     print(json.dumps(value, indent=2))
+
+
+def print_numbers(numbers: dict[str, Any], as_json: bool) -> None:
+    """Print named numbers, one a line, or as JSON."""
+    if as_json:
+        print_json(numbers)
+        return
+    width = max(map(len, numbers))
+    for name, value in numbers.items():
+        print(f"{name:<{width}}  {value if isinstance(value, str | int | None) else f'{value:.6g}'}")

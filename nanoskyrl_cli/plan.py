@@ -1,6 +1,14 @@
 """`skyrl plan`."""
 
-from nanoskyrl_cli.options import ConfigOption, JsonOption, PolicyOption, RunOption, SetOption, print_json, settings_of
+from nanoskyrl_cli.options import (
+    ConfigOption,
+    JsonOption,
+    PolicyOption,
+    RunOption,
+    SetOption,
+    print_numbers,
+    settings_of,
+)
 
 
 def plan(
@@ -18,9 +26,4 @@ def plan(
 
     found, settings, _ = settings_of(run, config, assignments, {"run": {"policy": policy}})
     report = stage(found, settings)
-    if as_json:
-        print_json(report)
-        return
-    width = max(map(len, report))
-    for name, value in report.items():
-        print(f"{name:<{width}}  {value}")
+    print_numbers(report, as_json)

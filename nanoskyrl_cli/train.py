@@ -5,7 +5,9 @@ from typing import Annotated
 import typer
 
 from nanoskyrl_cli.options import (
+    AlgoOption,
     ConfigOption,
+    DryRunOption,
     ForceOption,
     JsonOption,
     OutOption,
@@ -15,12 +17,13 @@ from nanoskyrl_cli.options import (
     finish,
     open_session,
     path,
+    print_numbers,
 )
 
 
 def train(
     advantages: SourceArgument = None,
-    algo: Annotated[str | None, typer.Option(help="grpo or sapo.", show_default=False)] = None,
+    algo: AlgoOption = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default=False)] = None,
     lora_rank: Annotated[int | None, typer.Option(help="0 trains the whole model.", show_default=False)] = None,
     policy: Annotated[
@@ -36,6 +39,7 @@ def train(
     out: OutOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
+    dry_run: DryRunOption = False,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> int:
@@ -45,6 +49,9 @@ def train(
     """
     flags = {"train": {"algo": algo, "lr": lr, "lora_rank": lora_rank, "allow_estimator": allow_estimator or None}}
     session = open_session(run, config, assignments, flags)
+    if dry_run:
+        print_numbers(session.preview_train(source=path(advantages), policy=path(policy)), as_json)
+        return 0
     outcome = session.train(
         source=path(advantages), output=path(out), policy=path(policy), state=path(state), force=force
     )

@@ -1,64 +1,144 @@
 """Stage `advantage`: every sampled token gets its advantage, or its row the reason why not.
 
 The estimator sees the rewards of a group's trajectories, each once, however many rows it
-has, and returns one number a trajectory, which is written on every token it sampled. Rows
-that are not kept stay in the shards with a reason and null advantages.
+has. Rows that are not kept stay in the shards with a reason and null advantages.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from nanoskyrl.algos.advantages import has_spread
+from nanoskyrl.algos.advantages import Estimator, EstimatorConfig, has_spread
+from nanoskyrl.algos.base import Algorithm
+from nanoskyrl.algos.kl import KL_ESTIMATORS
+from nanoskyrl.algos.shaping import first_groups, groups_with_spread, is_overlong, overlong_punishment
 from nanoskyrl.stages.config import to_plain
+from nanoskyrl.stages.episodes import Episode, Episodes, batch_of, estimates_by_row, gather
 from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.manifest import Head, Manifest, open_output, read_manifest
+from nanoskyrl.stages.manifest import Head, Manifest, Output, open_output, read_manifest
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
+from nanoskyrl.stages.policy import policy_digest
 from nanoskyrl.stages.registry import lookup
-from nanoskyrl.stages.shards import read_part, read_parts
+from nanoskyrl.stages.rollout import RolloutConfig
+from nanoskyrl.stages.shards import part_name, read_part, read_parts
+from nanoskyrl.stages.train_config import TrainConfig
 from nanoskyrl.stages.trajectory import check, list_column, row_arrays, schema_of
 
-SINGLETON = ("zero", "drop", "raw", "error")
+if TYPE_CHECKING:
+    from nanoskyrl.stages.passes import Passes, Wanted
+
 OLD_LOGPROBS = ("rollout", "recompute")
+PASSED = ("old_logprobs", "ref_logprobs", "values")
+Rows = list[np.ndarray | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdvantageConfig:
-    """Which estimator, and what is left out of training."""
+class AdvantageConfig(EstimatorConfig):
+    """Which estimator, what shapes the rewards, what is left out of training, and what models are asked."""
 
-    estimator: str = "grpo"
-    """grpo: group-normalised rewards."""
-    eps: float = 1e-6
-    """Added to the standard deviation of a group."""
-    divide_by_std: bool = True
-    """False leaves the difference from the group's mean."""
-    singleton: str = "zero"
-    """A group with one scored member: zero (advantage 0), drop, raw (the reward itself), or error."""
-    drop_zero_variance: bool = False
-    """Leave out groups whose rewards are all alike; else they stay, with advantage 0."""
+    estimator: str | None = None
+    """grpo, dr_grpo, rloo, gae, reinforce_pp, reinforce_pp_baseline or batch_std; None: the algorithm's."""
+    overlong_buffer_length: int | None = None
+    """Tokens over which a soft punishment for length grows; 0 is off; None: a fifth of the largest length for dapo,
+    else off."""
+    overlong_max_length: int | None = None
+    """Sampled tokens of a trajectory at which that punishment is whole; None: rollout.max_generate_length."""
+    overlong_factor: float = 1.0
+    """The whole punishment."""
     overlong_filter: bool = False
     """Leave out trajectories that did not end by themselves; their rewards still enter the group's mean."""
+    drop_zero_variance: bool | None = None
+    """Leave out groups whose success, or unshaped reward, is all alike; else they stay, with the advantage that the
+    estimator gives. None: with dynamic sampling."""
+    max_groups: int | None = None
+    """Keep the first so many groups with spread, drop the surplus; None: with dynamic sampling a batch, else all."""
+    use_kl_in_reward: bool = False
+    """Take the KL to the reference, the run's first policy, off the reward of each token."""
+    kl_reward_coef: float = 0.001
+    """Weight of that KL."""
+    kl_estimator_type: str = "k1"
+    """k1, k2, k3 or abs."""
     old_logprobs: str = "rollout"
     """What ratios are taken against: rollout (the recorded log-probs, engine's drift and lag included), or
     recompute (under the policy that training starts from, by a forward pass here)."""
+    ref_logprobs: bool | None = None
+    """Write log-probs under the reference; None: where a KL asks for them, here or in train."""
     max_tokens_per_micro_batch: int = 16384
-    """Bound of a forward pass where old_logprobs is recompute."""
+    """Bound of a forward pass."""
 
     def __post_init__(self) -> None:
-        """Refuse words that mean nothing."""
-        for name, allowed in (("singleton", SINGLETON), ("old_logprobs", OLD_LOGPROBS)):
+        """Refuse words that mean nothing and numbers that cannot be meant."""
+        EstimatorConfig.__post_init__(self)
+        for name, allowed in (("old_logprobs", OLD_LOGPROBS), ("kl_estimator_type", KL_ESTIMATORS)):
             if getattr(self, name) not in allowed:
                 raise SettingsError(
                     f"`advantage.{name}` must be {', '.join(allowed)}, not {getattr(self, name)!r}",
                     hint="Choose one of them",
                 )
-        if not 0 <= self.eps <= 1:
-            raise SettingsError(f"`advantage.eps` must be 0 to 1, not {self.eps}", hint="1e-6 is usual")
+        least = {
+            "max_groups": 1,
+            "overlong_max_length": 1,
+            "overlong_buffer_length": 0,
+            "max_tokens_per_micro_batch": 1,
+        }
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise SettingsError(f"`advantage.{name}` must be at least {low}, not {value}", hint="Give a count")
+        if (
+            self.overlong_max_length is not None
+            and self.overlong_buffer_length is not None
+            and self.overlong_buffer_length > self.overlong_max_length
+        ):
+            raise SettingsError(
+                f"`advantage.overlong_buffer_length` is {self.overlong_buffer_length}, more than "
+                f"`advantage.overlong_max_length`, {self.overlong_max_length}",
+                hint="A fifth of the largest length is usual",
+            )
+        for name in ("kl_reward_coef", "overlong_factor"):
+            if not 0 <= getattr(self, name) <= 1e3:
+                raise SettingsError(
+                    f"`advantage.{name}` must be 0 to 1000, not {getattr(self, name)}", hint="Give a usual number"
+                )
+        if self.use_kl_in_reward and self.ref_logprobs is False:
+            raise SettingsError(
+                "`advantage.use_kl_in_reward` needs `advantage.ref_logprobs`", hint="Leave ref_logprobs out"
+            )
+
+
+def settled(
+    config: AdvantageConfig, algorithm: Algorithm, train: TrainConfig, rollout: RolloutConfig
+) -> AdvantageConfig:
+    """Return the settings with everything decided that was left to the algorithm.
+
+    Raises:
+        SettingsError: the KL to the reference would stand both in the reward and in the loss.
+    """
+    if config.use_kl_in_reward and train.use_kl_loss:
+        raise SettingsError(
+            "`advantage.use_kl_in_reward` and `train.use_kl_loss` are both on", hint="Switch one of them off"
+        )
+    dynamic = rollout.dynamic_sampling if rollout.dynamic_sampling is not None else algorithm.dynamic_sampling
+    length = config.overlong_max_length or rollout.max_generate_length
+    buffer = config.overlong_buffer_length
+    if buffer is None:
+        buffer = max(1, length // 5) if algorithm.overlong_punishment else 0
+    return replace(
+        config,
+        estimator=config.estimator or algorithm.estimator,
+        overlong_buffer_length=buffer,
+        overlong_max_length=length if buffer else None,
+        drop_zero_variance=dynamic if config.drop_zero_variance is None else config.drop_zero_variance,
+        max_groups=rollout.train_batch_size if config.max_groups is None and dynamic else config.max_groups,
+        ref_logprobs=(
+            config.use_kl_in_reward or train.use_kl_loss if config.ref_logprobs is None else config.ref_logprobs
+        ),
+    )
 
 
 def advantage(
@@ -67,7 +147,8 @@ def advantage(
     config: AdvantageConfig,
     *,
     policy: Path | None = None,
-    engine: Any = None,
+    reference: Path | None = None,
+    passes: "Passes | None" = None,
     force: bool = False,
     log: MetricsLog = MetricsLog(),
 ) -> Manifest:
@@ -76,55 +157,72 @@ def advantage(
     Args:
         scored: Shards written by `score`.
         output: Directory for the shards with advantages.
-        config: The estimator and the filters.
-        policy: What training starts from; needed where old_logprobs is recompute.
-        engine: A live `Learner` to compute log-probs with; else the policy is loaded here.
+        config: The estimator, the shaping and the filters.
+        policy: What training starts from; needed for values, and where old_logprobs is recompute.
+        reference: The frozen policy; needed for a KL.
+        passes: Models that are up; else they are loaded here, if any is asked for.
         force: Replace an output made under other settings.
         log: Where numbers go.
 
     Raises:
         InputError: the input is missing, unfinished, corrupt or not scored.
-        SettingsError: an unknown estimator, a group of one under `singleton = error`, or no policy to recompute with.
+        SettingsError: an unknown estimator, a group of one under `singleton = error`, or a policy that is not named.
     """
     watch = Stopwatch()
-    lookup("estimator", config.estimator)
+    config = replace(config, estimator=config.estimator or "grpo")
+    estimator: Estimator = lookup("estimator", str(config.estimator))
     source = read_manifest(scored, stage="score")
-    recompute = config.old_logprobs == "recompute"
-    if recompute and policy is None:
-        raise SettingsError(
-            "`advantage.old_logprobs` is recompute, but no policy is named", hint="Name one with `--policy`"
-        )
-    starting = None
-    if recompute and policy is not None:
-        from nanoskyrl.stages.policy import policy_digest
-
-        starting = policy_digest(policy)
-    head = Head(
-        stage="advantage",
-        settings={"advantage": to_plain(config)},
-        inputs={"score": source.digest},
-        policy=starting or source.policy,
-    )
+    asks = _asks(config, estimator)
+    _check_named(asks, policy, reference)
+    head, facts = _head(config, source, asks, policy, reference)
     with open_output(output, head, force=force, dropped=dropped_by_reason) as out:
         if out.manifest is not None:
             return out.manifest
-        for index, part in enumerate(source.parts):
-            if out.has_part(index):
-                continue
-            with watch("read"):
-                table = read_part(scored / part.name, part.digest)
-            check(table, "score")
-            with watch("estimate"):
-                table = add_advantages(table, config)
-            if recompute and policy is not None:
-                with watch("old_logprobs"):
-                    table, engine = _add_old_logprobs(table, policy, engine, config)
-            check(table, "advantage")
-            with watch("write"):
-                out.write_part(index, table)
-        manifest = out.finish(rows_in=source.rows_out)
+        with watch("read"):
+            tables = [read_part(scored / part.name, part.digest) for part in source.parts]
+            for table in tables:
+                check(table, "score")
+            episodes = gather(tables)
+        with watch("estimate"):
+            reasons = drop_reasons(episodes, config)
+        passed: dict[str, Rows] = {}
+        if asks:
+            from nanoskyrl.stages.passes import Passes, Wanted
+
+            wanted = Wanted(policy=policy, reference=reference, **{name: name in asks for name in PASSED})
+            with watch("passes"):
+                needed = _rows_needed(episodes, reasons, config)
+                passed = _passes(tables, out, needed, passes or Passes(), wanted, config)
+        with watch("estimate"):
+            columns = estimate(episodes, reasons, passed, config, estimator)
+        start = 0
+        for index, table in enumerate(tables):
+            end = start + table.num_rows
+            if not out.has_part(index):
+                filled = add_columns(table, {name: values[start:end] for name, values in columns.items()})
+                check(filled, "advantage")
+                with watch("write"):
+                    out.write_part(index, filled)
+            start = end
+        manifest = out.finish(rows_in=source.rows_out, facts=facts)
     log.write("advantage", {**summary(read_parts(output, manifest, SUMMARY_COLUMNS)), **watch.timings()})
     return manifest
+
+
+def preview(scored: Path, config: AdvantageConfig, **models: Any) -> pa.Table:
+    """Return what `advantage` would write of scored shards, in memory.
+
+    Args:
+        scored: Shards written by `score`.
+        config: As for `advantage`.
+        models: `policy`, `reference` and `passes`, as for `advantage`.
+    """
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="skyrl-dry-run-") as scratch:
+        place = Path(scratch) / "advantage"
+        manifest = advantage(scored, place, config, **models)
+        return pa.concat_tables(read_parts(place, manifest))
 
 
 def dropped_by_reason(table: pa.Table) -> Mapping[str, int]:
@@ -132,97 +230,204 @@ def dropped_by_reason(table: pa.Table) -> Mapping[str, int]:
     return Counter(reason for reason in table.column("drop_reason").to_pylist() if reason is not None)
 
 
-def add_advantages(table: pa.Table, config: AdvantageConfig) -> pa.Table:
-    """Return a scored table with the columns of `advantage`; groups must not straddle tables."""
-    verdicts = _verdicts(table, config)
-    rows = [verdicts[name] for name in table.column("trajectory_id").to_pylist()]
-    masks = row_arrays(table.column("loss_mask"))
-    advantages = [
-        None if value is None or mask is None else np.where(mask != 0, np.float32(value), np.float32(0))
-        for (value, _), mask in zip(rows, masks, strict=True)
-    ]
-    reasons = [reason for _, reason in rows]
-    nothing = list_column([None] * table.num_rows, pa.float32())
-    added = {
-        "shaped_reward": table.column("reward"),
-        "advantages": list_column(advantages, pa.float32()),
-        "returns": nothing,
-        "values": nothing,
-        "old_logprobs": nothing,
-        "ref_logprobs": nothing,
-        "kept": pa.array([reason is None for reason in reasons], pa.bool_()),
-        "drop_reason": pa.array(reasons, pa.string()),
+def needs_models(config: AdvantageConfig) -> bool:
+    """Say whether any column needs a model."""
+    return bool(_asks(config, lookup("estimator", config.estimator or "grpo")))
+
+
+def _asks(config: AdvantageConfig, estimator: Estimator) -> set[str]:
+    """Return the columns that need a model."""
+    wanted = {
+        "old_logprobs": config.old_logprobs == "recompute",
+        "ref_logprobs": bool(config.ref_logprobs) or config.use_kl_in_reward,
+        "values": estimator.needs_values,
     }
+    return {name for name, is_wanted in wanted.items() if is_wanted}
+
+
+def _check_named(asks: set[str], policy: Path | None, reference: Path | None) -> None:
+    for column in sorted(asks - {"ref_logprobs"}):
+        if policy is None:
+            raise SettingsError(f"`{column}` needs a policy, and none is named", hint="Name one with `--policy`")
+    if "ref_logprobs" in asks and reference is None:
+        raise SettingsError(
+            "`ref_logprobs` needs the reference policy, and none is named", hint="Name one with `--reference`"
+        )
+
+
+def _head(
+    config: AdvantageConfig, source: Manifest, asks: set[str], policy: Path | None, reference: Path | None
+) -> tuple[Head, dict[str, Any]]:
+    inputs, facts = {"score": source.digest}, {}
+    if "ref_logprobs" in asks and reference is not None:
+        inputs["reference"] = policy_digest(reference)
+    if "values" in asks and policy is not None:
+        from nanoskyrl.stages.critic import critic_digest
+
+        facts["critic"] = critic_digest(policy)
+        inputs["critic"] = facts["critic"] or "untrained"
+    starts = policy_digest(policy) if "old_logprobs" in asks and policy is not None else source.policy
+    return Head(stage="advantage", settings={"advantage": to_plain(config)}, inputs=inputs, policy=starts), facts
+
+
+def drop_reasons(episodes: Episodes, config: AdvantageConfig) -> list[str | None]:
+    """Return why each trajectory is left out, None where it is kept.
+
+    Raises:
+        SettingsError: a group has one scored member, under `singleton = error`.
+    """
+    groups, metrics = [e.group for e in episodes], [e.metric for e in episodes]
+    scored = Counter(e.group for e in episodes if e.reward is not None)
+    if config.singleton == "error" and (alone := next((g for g in groups if scored[g] == 1), None)) is not None:
+        raise SettingsError(
+            f"group `{alone}` has one scored trajectory",
+            hint="Raise `rollout.n_samples_per_prompt`, or allow it with `advantage.singleton`",
+        )
+    spread = groups_with_spread(groups, metrics)
+    first = first_groups(groups, spread, config.max_groups)
+
+    def reason(episode: Episode) -> str | None:
+        if not episode.trainable:
+            return "untrainable"
+        if episode.failed:
+            return "failed"
+        if episode.reward is None:
+            return "unscored"
+        if config.overlong_filter and is_overlong(episode.stop_reason):
+            return "overlong"
+        if scored[episode.group] == 1 and config.singleton == "drop":
+            return "singleton"
+        if config.drop_zero_variance and scored[episode.group] > 1 and episode.group not in spread:
+            return "zero_variance"
+        if config.max_groups is not None and episode.group in spread and episode.group not in first:
+            return "surplus"
+        return None
+
+    return [reason(episode) for episode in episodes]
+
+
+def _rows_needed(episodes: Episodes, reasons: Sequence[str | None], config: AdvantageConfig) -> set[int]:
+    """Return the rows that models are asked about: those kept, and those whose penalty enters their group's mean."""
+    return {
+        row
+        for episode, reason in zip(episodes, reasons, strict=True)
+        if reason is None or (config.use_kl_in_reward and reason == "overlong")
+        for row in episode.rows
+    }
+
+
+def _passes(
+    tables: Sequence[pa.Table], out: Output, needed: set[int], passes: "Passes", wanted: "Wanted",
+    config: AdvantageConfig,
+) -> dict[str, Rows]:  # fmt: skip
+    """Return the columns that models give, row by row; parts in place already hold theirs."""
+    found: dict[str, Rows] = {name: [] for name in PASSED if getattr(wanted, name)}
+    found["logprobs"] = []
+    for index, table in enumerate(tables):
+        start = len(found["logprobs"])
+        found["logprobs"] += row_arrays(table.column("logprobs"))
+        made: Mapping[str, Rows]
+        if out.has_part(index) and not config.use_kl_in_reward:
+            there = read_part(out.directory / part_name(index), columns=PASSED)
+            made = {name: row_arrays(there.column(name)) for name in PASSED}
+        else:
+            rows_of = [row for row in range(table.num_rows) if start + row in needed]
+            columns = passes.columns(table.take(rows_of), wanted, config.max_tokens_per_micro_batch) if rows_of else {}
+            made = {name: _scattered(numbers, rows_of, table.num_rows) for name, numbers in columns.items()}
+        for name in PASSED:
+            if name in found:
+                found[name] += made.get(name) or [None] * table.num_rows
+    return found
+
+
+def _scattered(numbers: Sequence[np.ndarray], places: Sequence[int], count: int) -> Rows:
+    found: Rows = [None] * count
+    for place, row in zip(places, numbers, strict=True):
+        found[place] = row
+    return found
+
+
+def estimate(
+    episodes: Episodes,
+    reasons: Sequence[str | None],
+    passed: Mapping[str, Rows],
+    config: AdvantageConfig,
+    estimator: Estimator,
+) -> dict[str, list[Any]]:
+    """Return the columns of `advantage`, one value a row of the whole batch."""
+    kept = [reason is None for reason in reasons]
+    penalties = _penalties(episodes, passed, config) if config.use_kl_in_reward else None
+    rewards = [_shaped(episode, config) for episode in episodes]
+    joined = [None if penalties is None else episodes.joined(episode, penalties) for episode in episodes]
+    totals = [
+        None if reward is None else reward - (0.0 if penalty is None else float(penalty.sum()))
+        for reward, penalty in zip(rewards, joined, strict=True)
+    ]
+    # A penalty falls on its own token where the estimator knows tokens, else on the whole.
+    batch = batch_of(
+        episodes, rewards if estimator.by_token else totals, kept,
+        penalties=penalties if estimator.by_token else None, values=passed.get("values"),
+    )  # fmt: skip
+    advantages, returns = estimates_by_row(episodes, estimator.estimate(batch, config))
+    rows = len(episodes.masks)
+    columns: dict[str, list[Any]] = {
+        "shaped_reward": [None] * rows, "kept": [False] * rows, "drop_reason": [None] * rows,
+        "advantages": advantages, "returns": returns,
+        **{name: list(passed.get(name) or [None] * rows) for name in PASSED},
+    }  # fmt: skip
+    for episode, reason, total in zip(episodes, reasons, totals, strict=True):
+        for row in episode.rows:
+            columns["shaped_reward"][row] = total
+            columns["kept"][row], columns["drop_reason"][row] = reason is None, reason
+            if reason is not None:
+                for name in ("advantages", "returns", *PASSED):
+                    columns[name][row] = None
+    return columns
+
+
+def _shaped(episode: Episode, config: AdvantageConfig) -> float | None:
+    if episode.reward is None or not config.overlong_buffer_length:
+        return episode.reward
+    assert config.overlong_max_length is not None
+    return episode.reward + overlong_punishment(
+        episode.completion_tokens, max_length=config.overlong_max_length,
+        buffer_length=config.overlong_buffer_length, factor=config.overlong_factor,
+    )  # fmt: skip
+
+
+def _penalties(episodes: Episodes, passed: Mapping[str, Rows], config: AdvantageConfig) -> Rows:
+    """Return the weighed KL of each row's trained tokens, under the old policy against the reference."""
+    import torch
+
+    from nanoskyrl.algos.kl import kl
+
+    def penalty(old: np.ndarray | None, ref: np.ndarray | None, mask: np.ndarray) -> np.ndarray | None:
+        if old is None or ref is None:
+            return None
+        of_old, of_ref, on = (torch.from_numpy(np.asarray(of, np.float64).copy())[None] for of in (old, ref, mask))
+        return config.kl_reward_coef * kl(of_old, of_ref, on, config.kl_estimator_type)[0].numpy()
+
+    old = passed["old_logprobs"] if "old_logprobs" in passed else passed["logprobs"]
+    return [penalty(*of) for of in zip(old, passed["ref_logprobs"], episodes.masks, strict=True)]
+
+
+def add_columns(table: pa.Table, columns: Mapping[str, Sequence[Any]]) -> pa.Table:
+    """Return a scored table with the columns of `advantage`."""
     schema = schema_of("advantage")
-    return pa.Table.from_arrays(
-        [added[name] if name in added else table.column(name) for name in schema.names], schema=schema
-    )
+
+    def array(name: str) -> pa.Array | pa.ChunkedArray:
+        if name not in columns:
+            return table.column(name)
+        of = schema.field(name).type
+        if pa.types.is_list(of):
+            rows = [None if row is None else np.asarray(row, np.float32) for row in columns[name]]
+            return list_column(rows, of.value_type)
+        return pa.array(columns[name], of)
+
+    return pa.Table.from_arrays([array(name) for name in schema.names], schema=schema)
 
 
-def _verdicts(table: pa.Table, config: AdvantageConfig) -> dict[str, tuple[float | None, str | None]]:
-    """Return advantage and drop_reason by trajectory: exactly one of them is None."""
-    estimate = lookup("estimator", config.estimator)
-    names = ("trajectory_id", "group_id", "reward", "status", "trainable")
-    last = table.filter(table.column("is_last_step"))
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in last.select(list(names)).to_pylist():
-        groups.setdefault(row["group_id"], []).append(row)
-    verdicts: dict[str, tuple[float | None, str | None]] = {}
-    for group_id, members in groups.items():
-        # A failure is no verdict: it leaves the group, and what is left is the group.
-        rewards = [None if member["status"] == "failed" else member["reward"] for member in members]
-        scored = [reward for reward in rewards if reward is not None]
-        values = estimate(rewards, eps=config.eps, divide_by_std=config.divide_by_std)
-        if len(scored) == 1 and config.singleton == "error":
-            raise SettingsError(
-                f"group `{group_id}` has one scored trajectory",
-                hint="Raise `rollout.n_samples_per_prompt`, or allow it with `advantage.singleton`",
-            )
-        if len(scored) == 1 and config.singleton == "raw":
-            values = rewards
-        for member, value in zip(members, values, strict=True):
-            reason = _drop_reason(member, scored, config)
-            verdicts[member["trajectory_id"]] = (value if reason is None else None, reason)
-    return verdicts
-
-
-def _drop_reason(member: Mapping[str, Any], scored: list[float], config: AdvantageConfig) -> str | None:
-    if not member["trainable"]:
-        return "untrainable"
-    if member["status"] == "failed":
-        return "failed"
-    if member["reward"] is None:
-        return "unscored"
-    if config.overlong_filter and member["status"] != "completed":
-        return "overlong"
-    if len(scored) == 1:
-        return "singleton" if config.singleton == "drop" else None
-    if config.drop_zero_variance and not has_spread(scored):
-        return "zero_variance"
-    return None
-
-
-def _add_old_logprobs(table: pa.Table, policy: Path, engine: Any, config: AdvantageConfig) -> tuple[pa.Table, Any]:
-    """Return the table with old_logprobs of its kept rows, and the learner that computed them."""
-    from nanoskyrl.stages.batching import read_sequences
-    from nanoskyrl.stages.learner import Learner, one_temperature
-
-    if engine is None:
-        engine = Learner()
-    engine.load(policy)
-    kept = np.flatnonzero(table.column("kept").to_numpy()).tolist()
-    sequences = read_sequences(table.take(kept))
-    temperature = one_temperature(table.take(kept)) if kept else 1.0
-    found: list[np.ndarray | None] = [None] * table.num_rows
-    for row, values in zip(
-        kept, engine.logprobs(sequences, temperature, config.max_tokens_per_micro_batch), strict=True
-    ):
-        found[row] = values
-    index = table.schema.get_field_index("old_logprobs")
-    return table.set_column(index, table.schema.field(index), list_column(found, pa.float32())), engine
-
-
-SUMMARY_COLUMNS = ("kept", "drop_reason", "advantages", "is_last_step", "group_id", "reward")
+SUMMARY_COLUMNS = ("kept", "drop_reason", "advantages", "is_last_step", "group_id", "reward", "shaped_reward")
 
 
 def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:
@@ -230,6 +435,7 @@ def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:
     kept = rows = 0
     reasons: Counter[str] = Counter()
     magnitudes: list[float] = []
+    shaped: list[float] = []
     groups: dict[str, list[float]] = {}
     for table in tables:
         rows += table.num_rows
@@ -238,6 +444,7 @@ def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:
         values = [row for row in row_arrays(table.column("advantages")) if row is not None and len(row)]
         magnitudes += [float(np.abs(row).max()) for row in values]
         last = table.filter(table.column("is_last_step"))
+        shaped += [value for value in last.column("shaped_reward").to_pylist() if value is not None]
         for group, reward in zip(last.column("group_id").to_pylist(), last.column("reward").to_pylist(), strict=True):
             if reward is not None:
                 groups.setdefault(group, []).append(reward)
@@ -245,6 +452,7 @@ def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:
         "advantage/rows": rows,
         "advantage/kept": kept,
         "advantage/abs/mean": mean(magnitudes),
+        "advantage/shaped_reward/mean": mean(shaped),
         "advantage/zero_variance_groups": mean(
             float(not has_spread(group)) for group in groups.values() if len(group) > 1
         ),

@@ -5,7 +5,7 @@ the model foretells there; prompts and observed tokens are masked out.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -14,17 +14,27 @@ from torch import Tensor
 
 from nanoskyrl.stages.trajectory import row_arrays
 
+PER_TOKEN = ("logprobs", "old_logprobs", "ref_logprobs", "advantages", "returns", "values")
+"""Columns with one number a response token that training reads."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
     """Rows of the trajectory table as arrays; None where the column is null or not there."""
 
+    groups: list[str]
     prompt_ids: list[np.ndarray]
     response_ids: list[np.ndarray]
     loss_mask: list[np.ndarray]
     logprobs: list[np.ndarray | None]
+    """Nats under the policy that sampled."""
     old_logprobs: list[np.ndarray | None]
+    ref_logprobs: list[np.ndarray | None]
     advantages: list[np.ndarray | None]
+    returns: list[np.ndarray | None]
+    values: list[np.ndarray | None]
+    weights: list[np.ndarray | None]
+    """What each token's loss is multiplied by; None: 1."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
@@ -50,13 +60,18 @@ def read_sequences(table: pa.Table) -> Sequences:
         return [np.zeros(0, np.int32) if row is None else row for row in column(name)]
 
     return Sequences(
+        table.column("group_id").to_pylist(),
         filled("prompt_ids"),
         filled("response_ids"),
         filled("loss_mask"),
-        column("logprobs"),
-        column("old_logprobs"),
-        column("advantages"),
+        *(column(name) for name in PER_TOKEN),
+        weights=[None] * table.num_rows,
     )
+
+
+def with_weights(sequences: Sequences, weights: Sequence[np.ndarray | None]) -> Sequences:
+    """Return the rows with what each token's loss is multiplied by."""
+    return replace(sequences, weights=list(weights))
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -89,8 +104,16 @@ class MicroBatch:
     """[B, T-1] float32 nats under the sampling policy; 0 elsewhere."""
     old_logprobs: Tensor
     """[B, T-1] float32 nats under the old policy: its own column, or the sampling policy's where that is absent."""
+    ref_logprobs: Tensor
+    """[B, T-1] float32 nats under the frozen reference; 0 where absent."""
     advantages: Tensor
     """[B, T-1] float32"""
+    returns: Tensor
+    """[B, T-1] float32 what the critic is to foretell; 0 where absent."""
+    values: Tensor
+    """[B, T-1] float32 what the critic foretold; 0 where absent."""
+    weights: Tensor
+    """[B, T-1] float32 what each token's loss is multiplied by; 0 where it is not trained."""
 
 
 def collate(sequences: Sequences, rows: list[int], device: str) -> MicroBatch:
@@ -98,23 +121,29 @@ def collate(sequences: Sequences, rows: list[int], device: str) -> MicroBatch:
     lengths = [len(sequences.prompt_ids[row]) + len(sequences.response_ids[row]) for row in rows]
     shape = (len(rows), max(lengths))
     ids, attention = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    per_token = np.zeros((4, *shape), np.float32)
+    per_token = np.zeros((2 + len(PER_TOKEN), *shape), np.float32)
     for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         start = len(sequences.prompt_ids[row])
         ids[index, :start] = sequences.prompt_ids[row]
         ids[index, start:length] = sequences.response_ids[row]
         attention[index, :length] = 1
         sampled = sequences.loss_mask[row] != 0
-        logprobs = sequences.logprobs[row]
-        old = sequences.old_logprobs[row]
-        for place, values in enumerate(
-            (sampled, logprobs, logprobs if old is None else old, sequences.advantages[row])
-        ):
+        columns = {name: getattr(sequences, name)[row] for name in PER_TOKEN}
+        if columns["old_logprobs"] is None:
+            columns["old_logprobs"] = columns["logprobs"]
+        weights = sequences.weights[row]
+        for place, values in enumerate((sampled, *columns.values(), sampled if weights is None else weights)):
             if values is not None:
                 # What stands on observed tokens, NaN in logprobs, never gets into a tensor.
                 per_token[place, index, start:length] = np.where(sampled, values, 0)
     tensors = torch.from_numpy(per_token[:, :, 1:]).to(device)
     return MicroBatch(rows, torch.from_numpy(ids).to(device), torch.from_numpy(attention).to(device), *tensors)
+
+
+def response_part(sequences: Sequences, row: int, line: np.ndarray) -> np.ndarray:
+    """Return the numbers of a row's response tokens from a line of a micro-batch's [T-1]."""
+    start = len(sequences.prompt_ids[row]) - 1
+    return line[start : start + len(sequences.response_ids[row])].copy()
 
 
 def collate_all(sequences: Sequences, rows: Sequence[int], max_tokens: int, device: str) -> Iterator[MicroBatch]:

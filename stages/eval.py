@@ -124,6 +124,7 @@ def _as_rollout(
     changed = dataclasses.replace(
         rollout_config, env=config.env or rollout_config.env, split="test", step=0, seed=config.seed, tasks=(),
         n_samples_per_prompt=config.n_samples, temperature=config.temperature, train_batch_size=max(config.limit, 1),
+        dynamic_sampling=False,
     )  # fmt: skip
     if config.limit:
         return changed

@@ -16,7 +16,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all
+from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all, response_part
+from nanoskyrl.stages.critic import Critic, critic_digest, load_critic, new_critic, save_critic
 from nanoskyrl.stages.digests import digest_json
 from nanoskyrl.stages.errors import EngineError, InputError, SettingsError
 from nanoskyrl.stages.hf_engine import pick_device, pick_dtype
@@ -34,9 +35,11 @@ from nanoskyrl.stages.policy import (
     write_info,
 )
 from nanoskyrl.stages.storage import TEMPORARY, link_or_copy, make_directory, sync_tree
-from nanoskyrl.stages.train_config import DEFAULT_LORA_RANK, FULL_BELOW, OptimizerConfig
+from nanoskyrl.stages.train_config import DEFAULT_LORA_RANK, FULL_BELOW, CriticConfig, OptimizerConfig
 
 DEFAULT_LR = {"full_small": 2e-4, "full": 1e-6, "lora": 1e-4}
+CRITIC_LR_FACTOR = 5
+"""A critic of its own starts from nothing, and learns by regression: it can go faster than the policy."""
 STATE_FILE = "optimizer.pt"
 CANARY_TOKENS = 256
 
@@ -49,17 +52,27 @@ class StepResult:
     lr: float
     skipped: bool
     """The gradients were not finite, so the weights stayed as they were."""
+    critic_grad_norm: float | None = None
+    """Of a critic with a backbone of its own."""
 
 
 class Learner:
-    """A model with its optimizer."""
+    """A model with its optimizer, and a critic if it is asked for one."""
 
-    def __init__(self, config: OptimizerConfig = OptimizerConfig()) -> None:
-        """Hold nothing until `load`."""
-        self.config = config
+    def __init__(self, config: OptimizerConfig = OptimizerConfig(), *, critic: CriticConfig | None = None) -> None:
+        """Hold nothing until `load`.
+
+        Args:
+            config: Of the optimizer and the adapters.
+            critic: How a critic is made where the policy has none yet; None: there is no critic.
+        """
+        self.config, self.critic_config = config, critic
+        self.critic: Critic | None = None
         self.device = pick_device(config.device)
         self.model: Any = None
         self.policy_digest: str | None = None
+        self._critic_digest: str | None = None
+        self._seed = 0
         self._state_digest: str | None = None
         self._policy: Path | None = None
         self._optimizer: Any = None
@@ -76,6 +89,23 @@ class Learner:
             return DEFAULT_LR["lora"]
         return DEFAULT_LR["full_small" if self._parameters() < FULL_BELOW else "full"]
 
+    @property
+    def _critic_lr(self) -> float:
+        assert self.critic is not None
+        assert self.critic_config is not None
+        if self.critic_config.lr is not None:
+            return self.critic_config.lr
+        return self.lr * (CRITIC_LR_FACTOR if self.critic.backbone is not None else 1)
+
+    @property
+    def value_loss_coef(self) -> float:
+        """Weight of the value loss beside the policy's."""
+        assert self.critic is not None
+        assert self.critic_config is not None
+        if self.critic_config.value_loss_coef is not None:
+            return self.critic_config.value_loss_coef
+        return 1.0 if self.critic.backbone is not None else 0.1
+
     def _parameters(self) -> int:
         return sum(p.numel() for p in self.model.parameters())
 
@@ -87,19 +117,26 @@ class Learner:
             state: The `state/` of the train that made it; None starts the optimizer afresh.
             seed: Of the random weights of new adapters.
         """
-        digest, state_digest = policy_digest(policy), _state_digest(state)
-        if (digest, state_digest) == (self.policy_digest, self._state_digest):
+        held = (policy_digest(policy), critic_digest(policy) if self.critic_config else None, _state_digest(state))
+        if (*held, seed) == (self.policy_digest, self._critic_digest, self._state_digest, self._seed):
             self._policy = policy
             return
-        model = load_model(policy, dtype=pick_dtype(self.config.dtype, self.device), device=self.device)
+        dtype = pick_dtype(self.config.dtype, self.device)
+        model = load_model(policy, dtype=dtype, device=self.device)
         self.lora_rank = _rank_of(model, self.config.lora_rank)
+        self.critic = None
+        if self.critic_config is not None:
+            self.critic = load_critic(policy, model, dtype=dtype, device=self.device) or new_critic(
+                model, self.critic_config, lora=bool(self.lora_rank)
+            )
         if self.lora_rank and not is_adapter(policy):
             model = self._with_adapters(model, policy, seed)
         self.model = model
         self._prepare()
         if state is not None:
             self._load_state(state)
-        self.policy_digest, self._state_digest, self._policy = digest, state_digest, policy
+        self.policy_digest, self._critic_digest, self._state_digest = held
+        self._policy, self._seed = policy, seed
 
     def _with_adapters(self, model: Any, policy: Path, seed: int) -> Any:
         from peft import LoraConfig, get_peft_model
@@ -117,7 +154,9 @@ class Learner:
         from accelerate import Accelerator
         from transformers import get_scheduler
 
-        trained = [p for p in self.model.parameters() if p.requires_grad]
+        trained: list[dict[str, Any]] = [{"params": [p for p in self.model.parameters() if p.requires_grad]}]
+        if self.critic is not None:
+            trained.append({"params": list(self.critic.parameters()), "lr": self._critic_lr})
         optimizer = torch.optim.AdamW(
             trained, lr=self.lr, betas=self.config.adam_betas, weight_decay=self.config.weight_decay
         )
@@ -138,6 +177,8 @@ class Learner:
         self.model, self._optimizer, self._scheduler = self._accelerator.prepare(self.model, optimizer, scheduler)
         # No dropout: the ratio of a fresh update must be 1, and a resumed step must see the same masks.
         self.model.eval()
+        if self.critic is not None:
+            self.critic = self._accelerator.prepare(self.critic).eval()
 
     def _load_state(self, state: Path) -> None:
         try:
@@ -160,16 +201,46 @@ class Learner:
             self.model, batch.ids, batch.attention_mask, temperature=temperature, select=batch.loss_mask
         )
 
+    def values_of(self, batch: MicroBatch, found: TokenStatistics) -> Tensor:
+        """Return what the critic foretells before each sampled token, with gradient; [B, T-1], 0 elsewhere."""
+        assert self.critic is not None
+        return self.critic(batch.ids, batch.attention_mask, found.hidden) * batch.loss_mask
+
     def logprobs(self, sequences: Sequences, temperature: float, max_tokens: int) -> list[np.ndarray]:
         """Return the nats of every row's response tokens, 0 on those that were observed."""
+        return self._by_row(sequences, max_tokens, lambda batch: self.statistics(batch, temperature).logprobs)
+
+    def values(self, sequences: Sequences, max_tokens: int) -> list[np.ndarray]:
+        """Return what the critic foretells before each of a row's response tokens, 0 where they were observed."""
+        return self._by_row(
+            sequences, max_tokens, lambda batch: self.values_of(batch, self.statistics(batch, temperature=1.0))
+        )
+
+    def reference_logprobs(self, sequences: Sequences, temperature: float, max_tokens: int) -> list[np.ndarray]:
+        """Return the nats under the base model, its adapters switched off: no second copy is needed."""
+        model = self._accelerator.unwrap_model(self.model)
+        with model.disable_adapter():
+            return self.logprobs(sequences, temperature, max_tokens)
+
+    def _by_row(
+        self, sequences: Sequences, max_tokens: int, of_batch: Callable[[MicroBatch], Tensor]
+    ) -> list[np.ndarray]:
         found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(sequences)
         with torch.no_grad():
             for batch in collate_all(sequences, range(len(sequences)), max_tokens, self.device):
-                values = self.statistics(batch, temperature).logprobs.cpu().numpy()
-                for row, line in zip(batch.rows, values, strict=True):
-                    start = len(sequences.prompt_ids[row]) - 1
-                    found[row] = line[start : start + len(sequences.response_ids[row])].copy()
+                for row, line in zip(batch.rows, of_batch(batch).float().cpu().numpy(), strict=True):
+                    found[row] = response_part(sequences, row, line)
         return found
+
+    def gradient(self, batches: Iterable[MicroBatch], loss_of: Callable[[MicroBatch], Tensor]) -> Tensor:
+        """Return the gradient of the summed loss by the trained weights, as one vector on the CPU; nothing is kept."""
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self._optimizer.zero_grad(set_to_none=True)
+        for batch in batches:
+            self._accelerator.backward(loss_of(batch))
+        flat = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten().float().cpu() for p in parameters]
+        self._optimizer.zero_grad(set_to_none=True)
+        return torch.cat(flat)
 
     def step(self, batches: Iterable[MicroBatch], loss_of: Callable[[MicroBatch], Tensor]) -> StepResult:
         """Add up the gradients of the micro-batches and take one optimizer step.
@@ -182,13 +253,18 @@ class Learner:
         for batch in batches:
             self._accelerator.backward(loss_of(batch))
         norm = float(self._accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
+        of_critic = None
+        if self.critic is not None and self.critic_config is not None:
+            of_critic = float(
+                self._accelerator.clip_grad_norm_(self.critic.parameters(), self.critic_config.max_grad_norm)
+            )
         lr = float(self._scheduler.get_last_lr()[0])
-        finite = np.isfinite(norm)
+        finite = np.isfinite(norm) and np.isfinite(of_critic or 0.0)
         if finite:
             self._optimizer.step()
             self.policy_digest = None  # no published policy any more, until it is saved
         self._scheduler.step()
-        return StepResult(norm, lr, not finite)
+        return StepResult(norm, lr, not finite, of_critic)
 
     def save(self, policy: Path, state: Path, canary: Sequence[int]) -> str:
         """Write the policy and the optimizer's state, and return the policy's digest.
@@ -212,6 +288,8 @@ class Learner:
         for file in policy_files(self._policy):
             if not is_weights(file) and not (policy / file.name).exists() and not (base and file.name == "config.json"):
                 take(file, policy / file.name)
+        if self.critic is not None:
+            save_critic(self._accelerator.unwrap_model(self.critic), policy)
         canary = list(canary)[:CANARY_TOKENS]
         with torch.no_grad():
             ids = torch.tensor([canary], device=self.device)
@@ -226,6 +304,7 @@ class Learner:
                 source=read_info(self._policy).source,
                 canary_ids=canary,
                 canary_logprobs=logprobs,
+                critic=critic_digest(policy),
             ),
         )
         make_directory(state)
@@ -235,6 +314,7 @@ class Learner:
         sync_tree(policy)
         sync_tree(state)
         self.policy_digest, self._state_digest, self._policy = policy_digest(policy), _state_digest(state), policy
+        self._critic_digest = critic_digest(policy)
         return self.policy_digest
 
 

@@ -23,6 +23,8 @@ class TokenStatistics:
     """[B, T-1] float32 nats; carries the gradient."""
     entropy: Tensor
     """[B, T-1] float32 nats; without gradient."""
+    hidden: Tensor
+    """[B, T-1, H] states that the tokens were foretold from; carry the gradient."""
 
 
 def sequence_logprobs(
@@ -69,4 +71,4 @@ def sequence_logprobs(
         )
     flat = [torch.cat([piece[i] for piece in pieces]) if pieces else hidden.new_zeros(0) for i in (0, 1)]
     zeros = torch.zeros(targets.shape, dtype=torch.float32, device=ids.device)
-    return TokenStatistics(zeros.masked_scatter(chosen, flat[0]), zeros.masked_scatter(chosen, flat[1]))
+    return TokenStatistics(zeros.masked_scatter(chosen, flat[0]), zeros.masked_scatter(chosen, flat[1]), hidden)

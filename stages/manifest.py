@@ -290,8 +290,8 @@ def folder_digests(directory: Path) -> dict[str, str]:
     found = {SUMMARY: digest_file(directory / SUMMARY)} if (directory / SUMMARY).is_file() else {}
     for folder in FOLDERS:
         if (directory / folder).is_dir():
-            for path in sorted((directory / folder).iterdir()):
-                found[f"{folder}/{path.name}"] = digest_file(path)
+            for path in sorted(path for path in (directory / folder).rglob("*") if path.is_file()):
+                found[path.relative_to(directory).as_posix()] = digest_file(path)
     return found
 
 

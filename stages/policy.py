@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 STARTER = "starter"
 STARTER_DIRECTORY = Path(__file__).parent / "starter_policy"
 POLICY_JSON = "policy.json"
+CRITIC = "critic"
+"""Folder of PPO's critic, beside the policy's files and no part of them."""
 PATTERNS = (
     "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json", "config.json",
     "generation_config.json", "adapter_config.json", "adapter_model.bin", "tokenizer*", "special_tokens_map.json",
@@ -47,6 +49,8 @@ class PolicyInfo:
     """Tokens of one trained sequence."""
     canary_logprobs: list[float] = field(default_factory=list)
     """Nats of each canary token but the first, given those before, at temperature 1, as the trainer computed them."""
+    critic: str | None = None
+    """Digest of what lies in `critic/`; None: PPO did not train this policy."""
 
 
 def resolve_policy(name: str) -> Path:
@@ -187,6 +191,11 @@ def publish(source: Path, target: Path, *, name: str | None = None) -> str:
         for file in policy_files(source):
             # A directory from outside may change under us; what training wrote does not.
             (link_or_copy if name is None else shutil.copyfile)(file, scratch / file.name)
+        if name is None and (source / CRITIC).is_dir():
+            make_directory(scratch / CRITIC)
+            for file in (source / CRITIC).iterdir():
+                link_or_copy(file, scratch / CRITIC / file.name)
+            sync_directory(scratch / CRITIC)
         write_info(scratch, read_info(source) if name is None else PolicyInfo(source=name))
         scratch.chmod(0o755)
         sync_directory(scratch)

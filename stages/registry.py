@@ -23,12 +23,27 @@ ENGINES = {
 }
 
 ALGOS = {
+    "ppo": "nanoskyrl.algos.ppo:PPO",
     "grpo": "nanoskyrl.algos.grpo:GRPO",
     "sapo": "nanoskyrl.algos.sapo:SAPO",
+    "gspo": "nanoskyrl.algos.gspo:GSPO",
+    "dapo": "nanoskyrl.algos.dapo:DAPO",
+    "dr_grpo": "nanoskyrl.algos.dr_grpo:DR_GRPO",
+    "rloo": "nanoskyrl.algos.rloo:RLOO",
+    "reinforce_pp": "nanoskyrl.algos.reinforce_pp:REINFORCE_PP",
+    "reinforce_pp_baseline": "nanoskyrl.algos.reinforce_pp:REINFORCE_PP_BASELINE",
+    "cispo": "nanoskyrl.algos.cispo:CISPO",
+    "reinforce": "nanoskyrl.algos.reinforce:REINFORCE",
 }
 
 ESTIMATORS = {
-    "grpo": "nanoskyrl.algos.advantages:group_normalized",
+    "grpo": "nanoskyrl.algos.advantages:GRPO",
+    "dr_grpo": "nanoskyrl.algos.advantages:DR_GRPO",
+    "rloo": "nanoskyrl.algos.advantages:RLOO",
+    "gae": "nanoskyrl.algos.advantages:GAE",
+    "reinforce_pp": "nanoskyrl.algos.advantages:REINFORCE_PP",
+    "reinforce_pp_baseline": "nanoskyrl.algos.advantages:REINFORCE_PP_BASELINE",
+    "batch_std": "nanoskyrl.algos.advantages:BATCH_STD",
 }
 
 BUILTIN: Mapping[str, Mapping[str, str]] = {

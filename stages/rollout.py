@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nanoskyrl.envs.base import Environment, Task, check_task
-from nanoskyrl.stages.config import plugin_config, to_plain
+from nanoskyrl.stages.config import plugin_config, stage_config, to_plain
 from nanoskyrl.stages.digests import canonical_json, derive_seed, digest_file, digest_text
 from nanoskyrl.stages.engines import Engine, Sampling, TokenEngine, make_engine
 from nanoskyrl.stages.errors import InputError, SettingsError
@@ -29,9 +29,9 @@ from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
 from nanoskyrl.stages.policy import policy_digest
 from nanoskyrl.stages.registry import lookup, plugin_errors
 from nanoskyrl.stages.runs import version_of
-from nanoskyrl.stages.shards import read_parts
+from nanoskyrl.stages.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.storage import as_path
-from nanoskyrl.stages.trajectory import LOGPROBS_MODES, Trajectory, to_table
+from nanoskyrl.stages.trajectory import LOGPROBS_MODES, Trajectory, from_table, to_table
 from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
 
 NOT_IN_MANIFEST = ("device", "data", "actions")
@@ -82,10 +82,17 @@ class RolloutConfig:
     """whole (a row an attempt), step (a row a turn), or auto: whole unless the chat template rewrites earlier turns."""
     rows_per_part: int = 512
     """Trajectories in a part, rounded up to whole groups."""
+    dynamic_sampling: bool | None = None
+    """Sample in rounds until train_batch_size groups have spread in success; None: with dapo."""
+    max_sample_batches: int = 30
+    """Rounds of dynamic sampling after which it goes on with what there is."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be meant."""
-        for name in ("train_batch_size", "n_samples_per_prompt", "max_turns", "max_generate_length", "rows_per_part"):
+        for name in (
+            "train_batch_size", "n_samples_per_prompt", "max_turns", "max_generate_length", "rows_per_part",
+            "max_sample_batches",
+        ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise SettingsError(
                     f"`rollout.{name}` must be at least 1, not {getattr(self, name)}", hint="Give a positive number"
@@ -150,6 +157,8 @@ def prepare(policy: Path | None, config: RolloutConfig, settings: dict[str, dict
         config.env: without_places(env_config),
         config.engine: without_places(engine_config),
     }
+    if config.dynamic_sampling:
+        described["score"] = to_plain(stage_config(settings, "score"))  # decides how many rounds there are
     inputs = {**files_of(env_config), **files_of(engine_config)}
     head = Head(stage="rollout", settings=described, inputs=inputs, policy=policy_digest(policy) if policy else None)
     return Plan(config, environment, tasks, head)
@@ -163,13 +172,23 @@ def environment_and_tasks(config: RolloutConfig, settings: dict[str, dict[str, A
     """
     with plugin_errors(f"environment `{config.env}`"):
         environment = lookup("env", config.env)(plugin_config(settings, "env", config.env))
+    return environment, tasks_of(environment, config)
+
+
+def tasks_of(environment: Environment, config: RolloutConfig, sampling_round: int = 0) -> list[Task]:
+    """Return the tasks of one round of a step.
+
+    Raises:
+        SettingsError, InputError: the environment gives none, an unknown one is asked for, or there are too few.
+    """
+    with plugin_errors(f"environment `{config.env}`"):
         tasks = environment.tasks(config.split)
         if not isinstance(tasks, Sequence):
             raise TypeError(f"tasks() returned {type(tasks).__name__}, no sequence")
-        chosen = choose_tasks(tasks, config)
+        chosen = choose_tasks(tasks, config, sampling_round)
         for task in chosen:
             check_task(task)
-    return environment, chosen
+    return chosen
 
 
 def without_places(config: Any) -> dict[str, Any]:
@@ -183,8 +202,8 @@ def files_of(config: Any) -> dict[str, str]:
     return {key: digest_file(as_path(value)) for key, value in named.items()}
 
 
-def choose_tasks(tasks: Sequence[Task], config: RolloutConfig) -> list[Task]:
-    """Return the tasks of a step: those named, or the next of the run's permutation."""
+def choose_tasks(tasks: Sequence[Task], config: RolloutConfig, sampling_round: int = 0) -> list[Task]:
+    """Return the tasks of a step: those named, or the next of the run's permutation; each round has one of its own."""
     if config.tasks:
         by_id = {task.task_id: task for task in tasks}
         for task_id in config.tasks:
@@ -201,16 +220,17 @@ def choose_tasks(tasks: Sequence[Task], config: RolloutConfig) -> list[Task]:
             hint=f"Lower it with `--train-batch-size {max(1, len(tasks))}`, or give more tasks",
         )
     # One permutation, gone through again and again: a batch never holds a task twice.
-    order = permutation(len(tasks), config.seed, config.env, config.split)
+    order = permutation(len(tasks), config.seed, config.env, config.split, sampling_round)
     start = config.step * count
     return [tasks[order[(start + i) % len(order)]] for i in range(count)]
 
 
 @cache
-def permutation(count: int, seed: int, env: str, split: str) -> list[int]:
+def permutation(count: int, seed: int, env: str, split: str, sampling_round: int = 0) -> list[int]:
     """Return the order in which a run goes through so many tasks."""
     order = list(range(count))
-    random.Random(derive_seed(seed, "tasks", env, split)).shuffle(order)
+    rounds = (sampling_round,) if sampling_round else ()
+    random.Random(derive_seed(seed, "tasks", env, split, *rounds)).shuffle(order)
     return order
 
 
@@ -244,22 +264,47 @@ def rollout(
     with open_output(output, plan.head, force=force, dropped=failed) as out:
         if out.manifest is not None:
             return out.manifest
+        tasks, rounds, index, spread = plan.tasks, 0, 0, 0
         groups_per_part = -(-config.rows_per_part // config.n_samples_per_prompt)
-        for part, start in enumerate(range(0, len(plan.tasks), groups_per_part)):
-            if out.has_part(part):
-                continue
-            if engine is None:
-                engine = make_engine(config.engine, plugin_config(settings, "engine", config.engine))
-            if isinstance(engine, TokenEngine):
-                with watch("load"):
-                    engine.load(_needed(policy, config))
-            rows = run_groups(plan, plan.tasks[start : start + groups_per_part], engine, policy, watch)
-            with watch("write"):
-                out.write_part(part, to_table(rows))
+        while True:
+            for start in range(0, len(tasks), groups_per_part):
+                if not out.has_part(index):
+                    if engine is None:
+                        engine = make_engine(config.engine, plugin_config(settings, "engine", config.engine))
+                    if isinstance(engine, TokenEngine):
+                        with watch("load"):
+                            engine.load(_needed(policy, config))
+                    chunk = tasks[start : start + groups_per_part]
+                    rows = run_groups(plan, chunk, engine, policy, watch, rounds)
+                    with watch("write"):
+                        out.write_part(index, to_table(rows))
+                if config.dynamic_sampling:
+                    with watch("score"):
+                        spread += _groups_with_spread(output / part_name(index), plan.environment, settings)
+                index += 1
+            rounds += 1
+            if not config.dynamic_sampling or spread >= len(plan.tasks) or rounds >= config.max_sample_batches:
+                break
+            tasks = tasks_of(plan.environment, config, rounds)
+        facts = {"rounds": rounds, "groups_with_spread": spread} if config.dynamic_sampling else {}
         with watch("write"):
-            manifest = out.finish(rows_in=len(plan.tasks) * config.n_samples_per_prompt)
-    log.write("rollout", {**summary(read_parts(output, manifest, SUMMARY_COLUMNS)), **watch.timings()})
+            manifest = out.finish(rows_in=rounds * len(plan.tasks) * config.n_samples_per_prompt, facts=facts)
+    numbers = summary(read_parts(output, manifest, SUMMARY_COLUMNS))
+    log.write("rollout", {**numbers, **{f"rollout/{key}": value for key, value in facts.items()}, **watch.timings()})
     return manifest
+
+
+def _groups_with_spread(part: Path, environment: Environment, settings: dict[str, dict[str, Any]]) -> int:
+    """Return how many groups of a part have spread; its rewards are not written: `score` gives them again."""
+    from nanoskyrl.algos.shaping import groups_with_spread, metric_of
+    from nanoskyrl.stages.score import judge, weighted
+
+    rows = list(from_table(read_part(part)))
+    verdicts = judge(rows, weighted(stage_config(settings, "score").rewards, environment))
+    last = [row for row in rows if row.is_last_step]
+    found = (verdicts[row.trajectory_id][0] for row in last)
+    metrics = [None if verdict.reward is None else metric_of(verdict.success, verdict.reward) for verdict in found]
+    return len(groups_with_spread([row.group_id for row in last], metrics))
 
 
 def failed(table: pa.Table) -> dict[str, int]:
@@ -275,7 +320,7 @@ def _needed(policy: Path | None, config: RolloutConfig) -> Path:
 
 
 def run_groups(
-    plan: Plan, tasks: Sequence[Task], engine: Engine, policy: Path | None, watch: Stopwatch
+    plan: Plan, tasks: Sequence[Task], engine: Engine, policy: Path | None, watch: Stopwatch, sampling_round: int = 0
 ) -> list[Trajectory]:
     """Return the trajectories of all attempts at these tasks, group after group."""
     config = plan.config
@@ -296,15 +341,14 @@ def run_groups(
         attempts = [
             Attempt(task, identity, plan.environment, engine, sampling, limits, stepwise=stepwise)
             for task in tasks
-            for identity in _identities(plan, task, policy)
+            for identity in _identities(plan, task, policy, sampling_round)
         ]
     play(attempts, engine, sampling, watch)
     return [row for attempt in attempts for row in attempt.rows()]
 
 
-def _identities(plan: Plan, task: Task, policy: Path | None) -> Iterator[Identity]:
+def _identities(plan: Plan, task: Task, policy: Path | None, sampling_round: int) -> Iterator[Identity]:
     config = plan.config
-    sampling_round = 0  # dynamic sampling attempts a task in several
     whose = canonical_json([config.seed, config.step, config.env, config.split, task.task_id, sampling_round])
     group_id = digest_text(f"group {whose}")[:16]
     for sample in range(config.n_samples_per_prompt):

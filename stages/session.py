@@ -4,7 +4,8 @@ The commands and `loop` both go through here, so stages chained by hand and by t
 give the same bytes.
 """
 
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from nanoskyrl.stages.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.metrics import METRICS, MetricsLog
 from nanoskyrl.stages.policy import policy_digest, publish, read_info, resolve_policy
+from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.runs import INPUT_OF, Run, RunConfig, version_of
 from nanoskyrl.stages.storage import is_local, make_directory, write_whole
 
@@ -50,6 +52,7 @@ class Session:
         self.config: RunConfig = stage_config(settings, "run")
         self._engines: dict[str, Engine] = {}
         self._learner: Any = None
+        self._passes: Any = None
 
     def begin(self) -> None:
         """Create the run directory, and keep the settings that made it."""
@@ -108,7 +111,7 @@ class Session:
 
         if step is None:
             step = (self._step_of(output) or 0) if output is not None else self.run.next_step()
-        config = stage_config(self.settings, "rollout", step=step, seed=self.config.seed)
+        config = self._rollout_config(step=step)
         # Before anything is written: names, settings and tasks are right.
         plugin_config(self.settings, "engine", config.engine)
         environment_and_tasks(config, self.settings)
@@ -121,6 +124,14 @@ class Session:
         if output is None:
             self.remember()
         return Outcome(manifest, target, was)
+
+    def _rollout_config(self, **flags: Any) -> Any:
+        """Return the settings of `rollout`, with what is left to the algorithm decided."""
+        config = stage_config(self.settings, "rollout", seed=self.config.seed, **flags)
+        if config.dynamic_sampling is None:
+            algorithm = lookup("algo", stage_config(self.settings, "train").algo)
+            config = replace(config, dynamic_sampling=algorithm.dynamic_sampling)
+        return config
 
     def _policy_for(self, step: int) -> Path:
         self.first_policy()  # refuses a run that began with another
@@ -145,20 +156,57 @@ class Session:
         source: Path | None = None,
         output: Path | None = None,
         policy: Path | None = None,
+        reference: Path | None = None,
         force: bool = False,
     ) -> Outcome:
         """Estimate a step's advantages."""
-        from nanoskyrl.stages.advantage import advantage
+        from nanoskyrl.stages.advantage import advantage, needs_models
 
         source, target, step = self._places("advantage", step, source, output)
-        config = stage_config(self.settings, "advantage")
-        learner = None
-        if config.old_logprobs == "recompute":
-            policy = policy or (self.policy_of(step) if step is not None else None)
-            learner = self._learner
+        config = self.advantage_config()
+        policy, reference = self._models(step, policy, reference)
+        passes = self._passes_kept() if needs_models(config) else None
         was, log = is_finished(target) and not force, self._log(target, step)
-        manifest = advantage(source, target, config, policy=policy, engine=learner, force=force, log=log)
+        manifest = advantage(
+            source, target, config, policy=policy, reference=reference, passes=passes, force=force, log=log
+        )
         return self._done(manifest, target, was, step)
+
+    def advantage_config(self) -> Any:
+        """Return the settings of `advantage`, with what is left to the algorithm decided."""
+        from nanoskyrl.stages.advantage import settled
+
+        train = stage_config(self.settings, "train")
+        algorithm = lookup("algo", train.algo)
+        return settled(stage_config(self.settings, "advantage"), algorithm, train, self._rollout_config())
+
+    def preview_advantage(
+        self, *, source: Path | None = None, policy: Path | None = None, reference: Path | None = None
+    ) -> Any:
+        """Return the table that `advantage` would write."""
+        from nanoskyrl.stages.advantage import preview
+
+        source, step = self._source("advantage", None, source)
+        policy, reference = self._models(step, policy, reference)
+        return preview(source, self.advantage_config(), policy=policy, reference=reference)
+
+    def _models(self, step: int | None, policy: Path | None, reference: Path | None) -> tuple[Path | None, Path | None]:
+        """Return what training starts from and the reference, as far as a run can say."""
+        if step is not None:
+            policy = policy or (self.policy_of(step) if step == 0 or self.run.policy(step).is_dir() else None)
+            reference = reference or self.first_policy()
+        return policy, reference
+
+    def _passes_kept(self) -> Any:
+        """Return the models of `advantage` that stay up; none where nothing does."""
+        if not self.keep_up:
+            return None
+        if self._passes is None:
+            from nanoskyrl.stages.passes import Passes
+
+            # On the learner that trains: it holds the policy that training starts from already.
+            self._passes = Passes(self._learner_for(stage_config(self.settings, "train")))
+        return self._passes
 
     def train(
         self,
@@ -175,11 +223,7 @@ class Session:
 
         source, target, step = self._places("train", step, source, output)
         config = stage_config(self.settings, "train")
-        plugin_config(self.settings, "algo", config.algo)
-        if policy is None:
-            if step is None:
-                raise SettingsError("train needs a policy to start from", hint="Name one with `--policy`")
-            policy = self.policy_of(step)
+        policy = self._start(step, policy)
         if state is None and step:
             state = self._state_of(step, policy)
         learner = self._learner_for(config)
@@ -189,6 +233,42 @@ class Session:
             engine=learner, force=force, log=log,
         )  # fmt: skip
         return self._done(manifest, target, was, step)
+
+    def preview_train(self, *, source: Path | None = None, policy: Path | None = None) -> dict[str, Any]:
+        """Return the terms of the loss that training would meet."""
+        from nanoskyrl.stages.train import preview
+
+        source, step = self._source("train", None, source)
+        return preview(
+            source, stage_config(self.settings, "train"), policy=self._start(step, policy), settings=self.settings,
+            seed=self.config.seed,
+        )  # fmt: skip
+
+    def compare(
+        self,
+        algos: Sequence[str],
+        *,
+        source: Path | None = None,
+        policy: Path | None = None,
+        output: Path | None = None,
+    ) -> Any:
+        """Return what each algorithm makes of the same advantages and policy."""
+        from nanoskyrl.stages.compare import compare
+
+        source, step = self._source("train", None, source)
+        config = stage_config(self.settings, "train")
+        return compare(
+            source, algos, config, policy=self._start(step, policy), settings=self.settings, output=output,
+            seed=self.config.seed,
+        )  # fmt: skip
+
+    def _start(self, step: int | None, policy: Path | None) -> Path:
+        """Return the policy that training starts from."""
+        if policy is None:
+            if step is None:
+                raise SettingsError("train needs a policy to start from", hint="Name one with `--policy`")
+            policy = self.policy_of(step)
+        return policy
 
     def _done(self, manifest: Manifest, target: Path, was: bool, step: int | None) -> Outcome:
         if step is not None:  # inside a run
@@ -251,6 +331,15 @@ class Session:
         self, stage: str, step: int | None, source: Path | None, output: Path | None
     ) -> tuple[Path, Path, int | None]:
         """Return input, output and step of a stage: those named, or those of the run's newest step that is ready."""
+        source, step = self._source(stage, step, source)
+        if output is None:
+            if step is None:
+                raise SettingsError(f"`{stage}` needs a place for its output", hint="Name one with `--out`")
+            output = self.run.stage(step, stage)
+        return source, output, step
+
+    def _source(self, stage: str, step: int | None, source: Path | None) -> tuple[Path, int | None]:
+        """Return input and step of a stage."""
         if source is None:
             if step is None:
                 step = self.run.newest_with(INPUT_OF[stage])
@@ -258,11 +347,7 @@ class Session:
         elif step is None:
             read_manifest(source, stage=INPUT_OF[stage])
             step = self._step_of(source)
-        if output is None:
-            if step is None:
-                raise SettingsError(f"`{stage}` needs a place for its output", hint="Name one with `--out`")
-            output = self.run.stage(step, stage)
-        return source, output, step
+        return source, step
 
     def _step_of(self, path: Path) -> int | None:
         """Return the step of a stage's directory inside this run, or None elsewhere."""
@@ -285,11 +370,9 @@ class Session:
         if not self.keep_up:
             return None
         if self._learner is None:
-            from nanoskyrl.stages.learner import Learner, OptimizerConfig
+            from nanoskyrl.stages.train import recipe_of
 
-            self._learner = Learner(
-                OptimizerConfig(**{f.name: getattr(config, f.name) for f in fields(OptimizerConfig)})
-            )
+            self._learner = recipe_of(config, self.settings).learner()
         return self._learner
 
 

@@ -19,6 +19,7 @@ from nanoskyrl.stages.manifest import SUMMARY, Manifest, is_finished, read_manif
 from nanoskyrl.stages.metrics import latest, read_metrics
 from nanoskyrl.stages.plan import count_parameters
 from nanoskyrl.stages.policy import is_adapter, policy_digest, policy_files, read_info
+from nanoskyrl.stages.preview import advantage_of
 from nanoskyrl.stages.runs import STAGES, Run
 from nanoskyrl.stages.shards import read_part, read_parts
 from nanoskyrl.stages.trajectory import Trajectory, from_table
@@ -171,7 +172,7 @@ def _show_table(console: Console, table: pa.Table, row: int | None, limit: int) 
         if "reward" in extra:
             cells.append(_number(t.reward) if t.score_status == "scored" else str(t.score_status))
         if "advantage" in extra:
-            cells.append(_advantage_of(head, index))
+            cells.append(advantage_of(head, index))
         grid.add_row(*map(escape, [*cells, " ".join(t.response.split())]))
     console.print(grid)
     if table.num_rows > limit:
@@ -184,15 +185,6 @@ def _reward_of(t: Trajectory) -> str:
     if t.score_status != "scored":
         return ", ".join([t.score_status, *t.reward_parts])
     return f"{t.reward:.3f}  " + ", ".join(f"{name} {_number(value)}" for name, value in t.reward_parts.items())
-
-
-def _advantage_of(table: pa.Table, row: int) -> str:
-    """Return a row's advantage, the same on all its sampled tokens so far, or why it has none."""
-    reason = table.column("drop_reason")[row].as_py()
-    if reason is not None:
-        return reason
-    values = [value for value in table.column("advantages")[row].as_py() if value]
-    return f"{values[0] if values else 0:.3f}"
 
 
 def _show_trajectory(console: Console, t: Trajectory) -> None:

@@ -79,7 +79,9 @@ def sync_directory(path: Path) -> None:
 def sync_tree(path: Path) -> None:
     """Bring every file of a local directory to the disk; one with another name is there already."""
     for file in path.iterdir():
-        if file.stat().st_nlink == 1:
+        if file.is_dir():
+            sync_tree(file)
+        elif file.stat().st_nlink == 1:
             with file.open("rb") as opened:
                 os.fsync(opened.fileno())
     sync_directory(path)

@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 
 from nanoskyrl.algos.aggregate import reduction
+from nanoskyrl.algos.kl import KL_ESTIMATORS
 from nanoskyrl.stages.engines import check_device
 from nanoskyrl.stages.errors import SettingsError
 
+EMPTY_ROWS = ("count", "exclude")
+BACKBONES = ("own", "shared")
 FULL_BELOW = 50_000_000
 """Parameters under which the whole model is trained unless told otherwise."""
 DEFAULT_LORA_RANK = 32
@@ -15,6 +18,7 @@ RANGES = {
     "lr_warmup_steps": (0, 1e12),
     "lora_alpha": (1, 1e6),
     "lora_rank": (0, 4096),
+    "kl_loss_coef": (0, 1e3),
 }
 """Least and largest values that can be meant."""
 HINTS = {"lr": "2e-4 suits the starter policy", "lora_rank": "0 trains the whole model"}
@@ -49,19 +53,64 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CriticConfig:
+    """How PPO's critic is made and trained."""
+
+    backbone: str | None = None
+    """own (a copy of the policy's decoder), or shared (the policy's own states); None: shared with LoRA, else own."""
+    lr: float | None = None
+    """None: five times the policy's for a critic of its own, the policy's for one that shares."""
+    value_clip: float | None = 0.2
+    """How far a value counts as having moved from the old one; null is any distance."""
+    value_loss_coef: float | None = None
+    """Weight of the value loss beside the policy's; None: 1 for a critic of its own, 0.1 for one that shares."""
+    loss_reduction: str = "token_mean"
+    """How the value loss is averaged, as in `train.loss_reduction`."""
+    max_grad_norm: float = 1.0
+    """Gradients of a critic of its own are scaled down to this norm."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be meant."""
+        if self.backbone not in (None, *BACKBONES):
+            raise SettingsError(
+                f"`critic.backbone` must be own or shared, not {self.backbone!r}", hint="Choose one of them"
+            )
+        for name in ("lr", "value_clip", "value_loss_coef", "max_grad_norm"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1e3:
+                raise SettingsError(f"`critic.{name}` must be above 0, not {value}", hint="Give a usual number")
+        if self.loss_reduction not in ("token_mean", "sequence_mean"):
+            raise SettingsError(
+                f"`critic.loss_reduction` must be token_mean or sequence_mean, not {self.loss_reduction!r}",
+                hint="Choose one of them",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig(OptimizerConfig):
     """How the policy learns from a table of advantages."""
 
     algo: str = "grpo"
-    """grpo or sapo; its settings stand in the table of that name."""
+    """ppo, grpo, sapo, gspo, dapo, ...: `skyrl list` names them; its settings stand in the table of that name."""
     policy_mini_batch_size: int | None = None
     """Prompts for one optimizer step; None: all, so that the update is on-policy at lag 0."""
     update_epochs_per_batch: int = 1
     """Passes over the rows."""
     loss_reduction: str | None = None
-    """token_mean, sequence_mean or seq_mean_token_sum_norm; None: what the algorithm was published with."""
+    """token_mean, sequence_mean, prompt_mean, seq_mean_token_sum or seq_mean_token_sum_norm; None: what the algorithm
+    was published with."""
     horizon: int | None = None
     """The constant that seq_mean_token_sum_norm divides by."""
+    empty_rows: str = "count"
+    """Rows without trained tokens in a mean over rows: count (how a batch is cut changes nothing) or exclude."""
+    use_kl_loss: bool = False
+    """Add the KL to the reference, the run's first policy, to the loss; `advantage` writes the log-probs it needs."""
+    kl_loss_coef: float = 0.001
+    """Weight of that KL."""
+    kl_estimator_type: str | None = None
+    """k1, k2, k3 or abs; None: what the algorithm was published with."""
+    kl_straight_through: bool = False
+    """Keep the estimator's value, and take the gradient of k2, which is that of KL(policy || reference)."""
     max_tokens_per_micro_batch: int = 16384
     """Bound of one forward and backward pass, padding counted; how rows are cut changes only rounding."""
     allow_estimator: bool = False
@@ -97,10 +146,26 @@ class TrainConfig(OptimizerConfig):
             raise SettingsError(
                 f"`train.adam_betas` must be 0 to below 1, not {list(self.adam_betas)}", hint="0.9 and 0.999 are usual"
             )
+        for name, allowed in (("kl_estimator_type", (None, *KL_ESTIMATORS)), ("empty_rows", EMPTY_ROWS)):
+            if getattr(self, name) not in allowed:
+                raise SettingsError(
+                    f"`train.{name}` must be {', '.join(map(str, allowed))}, not {getattr(self, name)!r}",
+                    hint="Choose one of them",
+                )
+        if self.use_kl_loss and self.kl_estimator_type == "k1" and not self.kl_straight_through:
+            raise SettingsError(
+                "`train.kl_estimator_type` k1 has no gradient in expectation",
+                hint="Use k2 or k3, or set `train.kl_straight_through = true`",
+            )
         if self.loss_reduction is not None:
             reduction(self.loss_reduction)
-        if self.loss_reduction == "seq_mean_token_sum_norm" and self.horizon is None:
-            raise SettingsError(
-                "`train.loss_reduction` is seq_mean_token_sum_norm without a horizon",
-                hint="Set `train.horizon`, for instance to max_generate_length",
-            )
+        check_horizon(self.loss_reduction, self.horizon)
+
+
+def check_horizon(loss_reduction: str | None, horizon: int | None) -> None:
+    """Refuse a reduction that divides by a constant which is not there."""
+    if loss_reduction == "seq_mean_token_sum_norm" and horizon is None:
+        raise SettingsError(
+            "the loss reduction is seq_mean_token_sum_norm without a horizon",
+            hint="Set `train.horizon`, for instance to max_generate_length",
+        )

@@ -40,7 +40,7 @@ STOP_REASONS = {
 """Why a trajectory ended, and the status that goes with it."""
 SPLITS = ("train", "test")
 SCORE_STATUSES = ("scored", "verifier_timeout", "verifier_error", "skipped")
-DROP_REASONS = ("zero_variance", "overlong", "singleton", "failed", "unscored", "untrainable")
+DROP_REASONS = ("zero_variance", "surplus", "overlong", "singleton", "failed", "unscored", "untrainable")
 LOGPROBS_MODES = ("processed", "raw", "recomputed")
 LOGPROB_LIMIT = 1e-3
 """A log-prob of a certain token can come out a rounding error above 0."""
@@ -111,14 +111,14 @@ COLUMNS = (
     Column("reward_parts", pa.string(), "score", "JSON: the components of the reward by name"),
     Column("success", pa.bool_(), "score", "whether the task was solved; null: not known", True),
     Column("score_status", pa.string(), "score", "scored, verifier_timeout, verifier_error, or skipped (a failed row)"),
-    Column("shaped_reward", pa.float64(), "advantage", "what the estimator saw; equal to reward without shaping", True),
+    Column("shaped_reward", pa.float64(), "advantage", "what the estimator saw: reward with the punishment for length and the KL; equal to reward without", True),
     Column("advantages", _tokens(pa.float32()), "advantage", "per response token, 0 where loss_mask is 0; null where the row is not kept", True),
     Column("returns", _tokens(pa.float32()), "advantage", "PPO: targets of the critic", True),
     Column("values", _tokens(pa.float32()), "advantage", "PPO: what the critic foretold", True),
     Column("old_logprobs", _tokens(pa.float32()), "advantage", "nats under the policy at the start of the update, where asked for", True),
     Column("ref_logprobs", _tokens(pa.float32()), "advantage", "nats under the frozen reference, where asked for", True),
     Column("kept", pa.bool_(), "advantage", "whether `train` learns from the row"),
-    Column("drop_reason", pa.string(), "advantage", "zero_variance, overlong, singleton, failed, unscored or untrainable; null where kept", True),
+    Column("drop_reason", pa.string(), "advantage", "zero_variance, surplus (more groups than dynamic sampling was to fill), overlong, singleton, failed, unscored or untrainable; null where kept", True),
 )  # fmt: skip
 
 STAGE_ORDER = ("rollout", "score", "advantage")

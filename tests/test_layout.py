@@ -18,10 +18,23 @@ PACKAGES = {
 CORE = {"errors", "digests", "storage", "trajectory", "shards", "manifest", "config", "registry", "metrics", "runs"}
 PLUMBING = {
     "rendering", "engines", "hf_engine", "scripted_engine", "kv_cache", "turns", "policy", "batching", "logprobs",
-    "learner", "train_config",
+    "learner", "train_config", "critic", "objective", "episodes", "passes",
 }  # fmt: skip
 STAGES = {"rollout", "score", "advantage", "train", "sync", "eval"}
-ABOVE = {"session", "loop", "starter", "show", "verify", "plan", "doctor", "catalogue", "template", "curve"}
+ABOVE = {
+    "session",
+    "loop",
+    "starter",
+    "show",
+    "verify",
+    "plan",
+    "doctor",
+    "catalogue",
+    "template",
+    "curve",
+    "compare",
+    "preview",
+}
 
 
 def level(module: str) -> int:

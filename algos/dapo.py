@@ -1,0 +1,26 @@
+"""DAPO: GRPO with a higher upper clip, every token weighed alike, and groups that teach something.
+
+arXiv 2503.14476. Soft overlong punishment is part of `advantage`, dynamic sampling of
+`rollout`; both are on for this algorithm unless switched off. There is no KL.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nanoskyrl.algos.base import Algorithm
+from nanoskyrl.algos.clip import ClipConfig, token_surrogate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DapoConfig(ClipConfig):
+    """Where the ratio is clipped: higher above than below, so that rare tokens can grow."""
+
+    table: ClassVar[str] = "dapo"
+    eps_clip_high: float = 0.28
+    """The ratio is clipped above 1 plus this."""
+
+
+DAPO = Algorithm(
+    name="dapo", surrogate=token_surrogate, Config=DapoConfig, source="arXiv 2503.14476",
+    estimator="grpo", loss_reduction="token_mean", overlong_punishment=True, dynamic_sampling=True,
+)  # fmt: skip

@@ -1,0 +1,23 @@
+"""Dr. GRPO: GRPO without its two biases, the division by a row's length and by a group's deviation.
+
+arXiv 2503.20783. The loss divides by a constant, `train.horizon`; there is no KL.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nanoskyrl.algos.base import Algorithm
+from nanoskyrl.algos.clip import ClipConfig, token_surrogate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrGrpoConfig(ClipConfig):
+    """Where the ratio is clipped; the defaults are PPO's."""
+
+    table: ClassVar[str] = "dr_grpo"
+
+
+DR_GRPO = Algorithm(
+    name="dr_grpo", surrogate=token_surrogate, Config=DrGrpoConfig, source="arXiv 2503.20783",
+    estimator="dr_grpo", loss_reduction="seq_mean_token_sum_norm",
+)  # fmt: skip

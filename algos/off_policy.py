@@ -1,0 +1,136 @@
+"""Corrections for rows that another policy sampled than the one training starts from.
+
+The engine's arithmetic differs from the trainer's, and rows may be some policies old. Each
+token's ratio rho = p_old / p_rollout, frozen, weighs its loss (truncated importance
+sampling, or IcePop's band), or decides whether its row counts at all (masked importance
+sampling). This is beside the ratio of trained to old policy, which the surrogate bounds.
+Masking of whole rows: arXiv 2512.23075; the mask for negative rows: DeepSeek-V3.2, arXiv
+2512.02556; the band is known as IcePop.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nanoskyrl.algos.ratios import LOG_RATIO_LIMIT, masked, row_mean, row_product, token_log_ratio
+from nanoskyrl.stages.errors import SettingsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WEIGHTS = ("none", "token", "sequence")
+REJECTS = ("none", "product", "geometric", "any_token")
+DENOMINATORS = ("all", "kept")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffPolicyConfig:
+    """How rows of another policy are weighed and left out; the default does neither."""
+
+    weight: str = "none"
+    """none, token (each token's ratio), or sequence (the product over its row)."""
+    cap: float = 2.0
+    """Weights are at most this."""
+    band: tuple[float, float] | None = None
+    """Tokens whose ratio lies outside weigh nothing (IcePop), with weight = token."""
+    normalize: bool = False
+    """Divide the weights by their mean over the mini-batch's trained tokens."""
+    reject: str = "none"
+    """Leave whole rows out: none, by their product, by their geometric mean, or if any_token lies outside."""
+    reject_band: tuple[float, float] | None = None
+    """Rows inside it stay; needed by reject. 0.5 to 2 suits product, 0.99 to 1.01 geometric, 1e-4 to 100 any_token."""
+    denominator: str = "all"
+    """What the loss is divided by: all tokens, or those kept by reject."""
+    negative_threshold: float | None = None
+    """Leave out rows of negative advantage whose sampled tokens are, on average, so many nats less likely now."""
+
+    def __post_init__(self) -> None:
+        """Refuse words that mean nothing and bands that hold nothing."""
+        for name, allowed in (("weight", WEIGHTS), ("reject", REJECTS), ("denominator", DENOMINATORS)):
+            if getattr(self, name) not in allowed:
+                raise SettingsError(
+                    f"`off_policy.{name}` must be {', '.join(allowed)}, not {getattr(self, name)!r}",
+                    hint="Choose one of them",
+                )
+        for name in ("band", "reject_band"):
+            found = getattr(self, name)
+            if found is not None and not 0 <= found[0] < found[1]:
+                raise SettingsError(
+                    f"`off_policy.{name}` is {list(found)}", hint="Give the lower and the upper bound of the ratio"
+                )
+        if not self.cap > 0:
+            raise SettingsError(f"`off_policy.cap` must be above 0, not {self.cap}", hint="2 is usual")
+        if self.band is not None and self.weight != "token":
+            raise SettingsError("`off_policy.band` needs `off_policy.weight = token`", hint="Set both")
+        if (self.reject == "none") != (self.reject_band is None):
+            raise SettingsError(
+                "`off_policy.reject` and `off_policy.reject_band` go together", hint="Set both or neither"
+            )
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is corrected by the old policy's ratio to the one that sampled."""
+        return self.weight != "none" or self.reject != "none"
+
+
+def correction(
+    old_logprobs: "Tensor",
+    rollout_logprobs: "Tensor",
+    mask: "Tensor",
+    config: OffPolicyConfig,
+    *,
+    limit: float | None = LOG_RATIO_LIMIT,
+) -> tuple["Tensor", "Tensor"]:
+    """Return what each token's loss is multiplied by, and which tokens stay.
+
+    Args:
+        old_logprobs: [B, T] nats at the start of the update.
+        rollout_logprobs: [B, T] nats under the policy that sampled.
+        mask: [B, T] nonzero where trained.
+        config: The rule.
+        limit: Bound of log-ratios, of a token and of a row's sum, before they are exponentiated.
+
+    Returns:
+        Weights [B, T], 0 on tokens and rows left out, before `normalize`; and the mask [B, T] without the rows that
+        are rejected.
+    """
+    on = mask.bool()
+    log_ratio = token_log_ratio(old_logprobs, rollout_logprobs, mask, limit).detach()
+    ratio = log_ratio.exp()
+    product = row_product(log_ratio, mask, limit).exp()
+    if config.weight == "sequence":
+        weights = product.clamp(max=config.cap).expand_as(ratio)
+    elif config.weight == "token":
+        weights = ratio if config.band else ratio.clamp(max=config.cap)
+    else:
+        weights = ratio.new_ones(ratio.shape)
+    if config.band is not None:
+        weights = weights.masked_fill(~inside(ratio, config.band), 0.0)
+    kept = on
+    if config.reject_band is not None:
+        if config.reject == "any_token":
+            rows = (inside(ratio, config.reject_band) | ~on).all(-1, keepdim=True)
+        else:
+            whole = product if config.reject == "product" else row_mean(log_ratio, mask).exp()
+            rows = inside(whole, config.reject_band)
+        kept = on & rows
+    return masked(weights, kept), kept.to(ratio.dtype)
+
+
+def normalized(weights: "Tensor", mask: "Tensor") -> "Tensor":
+    """Return the weights divided by their mean over the trained tokens of a mini-batch."""
+    mean = masked(weights, mask).sum() / mask.sum().clamp(min=1)
+    return weights / mean if mean > 0 else weights
+
+
+def inside(ratio: "Tensor", band: tuple[float, float]) -> "Tensor":
+    """Say where a ratio lies in a band, its bounds included."""
+    return (ratio >= band[0]) & (ratio <= band[1])
+
+
+def negative_rows_gone(
+    logprobs: "Tensor", rollout_logprobs: "Tensor", advantages: "Tensor", mask: "Tensor", threshold: float
+) -> "Tensor":
+    """Return 0 for rows of negative advantage that the trained policy has left behind, 1 for others; [B, 1]."""
+    drift = -row_mean(token_log_ratio(logprobs, rollout_logprobs, mask, None).detach(), mask)
+    gone = (row_mean(advantages, mask) < 0) & (drift > threshold)
+    return 1 - gone.to(advantages.dtype)

@@ -1,0 +1,33 @@
+"""`skyrl compare`."""
+
+from typing import Annotated
+
+import typer
+
+from nanoskyrl_cli.options import ConfigOption, RunOption, SetOption, SourceArgument, open_session, path, say
+
+
+def compare(
+    advantages: SourceArgument = None,
+    algos: Annotated[str, typer.Option(help="Names, with commas between them.")] = "grpo,sapo,gspo,dapo,cispo",
+    policy: Annotated[
+        str | None, typer.Option(help="Where gradients are taken; default: the policy training starts from.")
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="Write the answer as a Parquet file.", show_default=False)] = None,
+    limit: Annotated[int, typer.Option(help="Trajectories to show.", min=0)] = 8,
+    run: RunOption = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Set algorithms side by side on the same shard and policy: loss, gradient, what is clipped, who is pushed.
+
+    Example: skyrl compare --algos grpo,sapo,gspo
+    """
+    from nanoskyrl.stages.preview import show_comparison
+
+    session = open_session(run, config, assignments)
+    names = list(dict.fromkeys(name.strip() for name in algos.split(",") if name.strip()))
+    found = session.compare(names, source=path(advantages), policy=path(policy), output=path(out))
+    show_comparison(found, limit)
+    if out:
+        say(f"Wrote {out}")

@@ -1,0 +1,120 @@
+"""PPO's critic: a value head on a backbone of its own, or on the policy's.
+
+It is saved beside the policy, in `critic/` of its directory, and is no part of the policy's
+digest: two policies that differ in their critics alone answer alike. A policy without a
+`critic/` has one that foretells 0 everywhere, which is what a new head does.
+"""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from nanoskyrl.stages.digests import digest_json
+from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.policy import CRITIC, cached_digest
+from nanoskyrl.stages.storage import make_directory
+from nanoskyrl.stages.train_config import CriticConfig
+
+HEAD, DESCRIPTION = "value_head.safetensors", "critic.json"
+
+
+class Critic(nn.Module):
+    """What a state is worth: one number before each token is drawn."""
+
+    def __init__(self, backbone: nn.Module | None, hidden_size: int) -> None:
+        """Begin with a head that foretells 0.
+
+        Args:
+            backbone: A decoder of transformers; None: the policy's own hidden states come in.
+            hidden_size: Of those states.
+        """
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, ids: Tensor, mask: Tensor, hidden: Tensor | None = None) -> Tensor:
+        """Return the value before each token but the first is drawn; [B, T-1] float32.
+
+        Args:
+            ids: [B, T] token ids, padded on the right.
+            mask: [B, T] 1 for real tokens.
+            hidden: [B, T-1, H] of the policy, for a critic without a backbone.
+        """
+        if self.backbone is not None:
+            hidden = self.backbone(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state[:, :-1]
+        assert hidden is not None
+        return self.head(hidden.to(self.head.weight.dtype))[..., 0].float()
+
+
+def critic_digest(policy: Path) -> str | None:
+    """Return the digest of the critic saved beside a policy; None if there is none."""
+    folder = policy / CRITIC
+    if not folder.is_dir():
+        return None
+    return digest_json({file.name: cached_digest(file) for file in sorted(folder.iterdir())})
+
+
+def new_critic(model: Any, config: CriticConfig, *, lora: bool) -> Critic:
+    """Return an untrained critic for a policy.
+
+    Args:
+        model: The policy's model.
+        config: Which backbone.
+        lora: Whether the policy is trained through adapters; its critic then shares the backbone unless told otherwise.
+
+    Raises:
+        SettingsError: a backbone of its own is asked for, and the policy has adapters already.
+    """
+    base = getattr(model, "get_base_model", lambda: model)()
+    kind = config.backbone or ("shared" if lora else "own")
+    if kind == "own" and base is not model:
+        raise SettingsError(
+            "a critic of its own cannot begin from a policy with adapters", hint="Set `critic.backbone = shared`"
+        )
+    backbone = copy.deepcopy(base.get_decoder()) if kind == "own" else None
+    if backbone is not None:
+        backbone.requires_grad_(True)
+    return Critic(backbone, base.config.get_text_config().hidden_size).to(base.device)
+
+
+def load_critic(policy: Path, model: Any, *, dtype: torch.dtype, device: str) -> Critic | None:
+    """Return the critic saved beside a policy; None if there is none.
+
+    Raises:
+        InputError: its files cannot be read.
+    """
+    from transformers import AutoModel
+
+    folder = policy / CRITIC
+    if not folder.is_dir():
+        return None
+    base = getattr(model, "get_base_model", lambda: model)()
+    try:
+        kind = json.loads((folder / DESCRIPTION).read_bytes())["backbone"]
+        backbone = AutoModel.from_pretrained(folder, dtype=dtype) if kind == "own" else None
+        critic = Critic(cast(nn.Module, backbone), base.config.get_text_config().hidden_size)
+        critic.head.load_state_dict(load_file(folder / HEAD))
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise InputError(
+            f"the critic in `{folder}` does not load: {error}", hint="Run `skyrl train` again with `--force`"
+        ) from error
+    return critic.to(device)
+
+
+def save_critic(critic: Critic, policy: Path) -> None:
+    """Write a critic beside its policy."""
+    folder = policy / CRITIC
+    make_directory(folder)
+    if critic.backbone is not None:
+        cast(Any, critic.backbone).save_pretrained(folder)
+    state = {name: value.detach().cpu().contiguous() for name, value in critic.head.state_dict().items()}
+    save_file(state, folder / HEAD)
+    kind = "own" if critic.backbone is not None else "shared"
+    (folder / DESCRIPTION).write_text(json.dumps({"backbone": kind}) + "\n")

@@ -1,0 +1,157 @@
+"""From rows of scored shards to the trajectories that estimators see, and back.
+
+The whole batch is looked at at once, however it is cut into parts: groups, whitening and
+dynamic sampling know no parts. A trajectory of several rows is joined in the order of its
+steps, and what the estimator says of it is cut up again.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nanoskyrl.algos.advantages import Batch, Estimates
+from nanoskyrl.algos.shaping import metric_of
+from nanoskyrl.stages.trajectory import row_arrays
+
+COLUMNS = (
+    "trajectory_id", "step_index", "group_id", "reward", "success", "status", "stop_reason", "trainable",
+    "completion_tokens", "loss_mask",
+)  # fmt: skip
+"""What is read of each row to decide which are kept."""
+
+
+@dataclass(slots=True)
+class Episode:
+    """One trajectory."""
+
+    group: str
+    reward: float | None
+    """None where it failed or was not scored: a failure is no verdict."""
+    success: bool | None
+    failed: bool
+    trainable: bool
+    stop_reason: str
+    """Of the last step."""
+    completion_tokens: int
+    """Sampled in all steps."""
+    rows: list[int] = field(default_factory=list)
+    """Places in the batch, in the order of the steps."""
+
+    @property
+    def metric(self) -> float | None:
+        """What spread is looked for in."""
+        return None if self.reward is None else metric_of(self.success, self.reward)
+
+
+@dataclass(slots=True)
+class Episodes:
+    """All trajectories of a batch, in the order of their first rows."""
+
+    by_id: dict[str, Episode]
+    masks: list[np.ndarray]
+    """Of each row; empty where the engine had no tokens."""
+
+    def __iter__(self) -> Any:
+        """Iterate over the trajectories."""
+        return iter(self.by_id.values())
+
+    def joined(self, episode: Episode, rows: Sequence[np.ndarray | None]) -> np.ndarray | None:
+        """Return the numbers of a trajectory's tokens, from those of its rows; None if a row has none."""
+        found = [row for row in (rows[index] for index in episode.rows) if row is not None]
+        if len(found) < len(episode.rows):
+            return None
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def gather(tables: Iterable[pa.Table]) -> Episodes:
+    """Return the trajectories of these tables, which hold COLUMNS."""
+    by_id: dict[str, Episode] = {}
+    steps: dict[str, list[tuple[int, int]]] = {}
+    masks: list[np.ndarray] = []
+    for table in tables:
+        facts = {name: table.column(name).to_pylist() for name in COLUMNS if name != "loss_mask"}
+        for index, mask in enumerate(row_arrays(table.column("loss_mask"))):
+            row = {name: values[index] for name, values in facts.items()}
+            name, failed = row["trajectory_id"], row["status"] == "failed"
+            episode = by_id.get(name)
+            if episode is None:
+                by_id[name] = episode = Episode(
+                    row["group_id"], row["reward"], row["success"], False, True, row["stop_reason"], 0
+                )
+            episode.failed |= failed
+            episode.trainable &= row["trainable"]
+            episode.completion_tokens += row["completion_tokens"]
+            of_it = steps.setdefault(name, [])
+            if not of_it or row["step_index"] > max(of_it)[0]:
+                episode.stop_reason = row["stop_reason"]
+            of_it.append((row["step_index"], len(masks)))
+            masks.append(np.zeros(0, np.int8) if mask is None else mask)
+    for name, episode in by_id.items():
+        episode.rows = [place for _, place in sorted(steps[name])]
+        if episode.failed:
+            episode.reward = episode.success = None
+    return Episodes(by_id, masks)
+
+
+def batch_of(
+    episodes: Episodes,
+    rewards: Sequence[float | None],
+    kept: Sequence[bool],
+    *,
+    penalties: Sequence[np.ndarray | None] | None = None,
+    values: Sequence[np.ndarray | None] | None = None,
+) -> Batch:
+    """Return what an estimator sees.
+
+    Args:
+        episodes: The trajectories.
+        rewards: Of each trajectory.
+        kept: Whether its tokens are trained on; its reward counts among its siblings' either way.
+        penalties: Of each row's tokens, taken off their rewards.
+        values: Of each row's tokens.
+    """
+    masks = [
+        mask if is_kept else np.zeros_like(mask)
+        for mask, is_kept in zip((_mask(episodes, episode) for episode in episodes), kept, strict=True)
+    ]
+
+    def rows(of: Sequence[np.ndarray | None] | None) -> list[np.ndarray | None]:
+        if of is None:
+            return [None] * len(masks)
+        found = (episodes.joined(episode, of) for episode in episodes)
+        return [np.zeros(len(mask)) if row is None else row for row, mask in zip(found, masks, strict=True)]
+
+    return Batch(
+        groups=[episode.group for episode in episodes], rewards=rewards, masks=masks,
+        penalties=rows(penalties), values=rows(values),
+    )  # fmt: skip
+
+
+def by_row(episodes: Episodes, found: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
+    """Return the numbers of each row's tokens from those of each trajectory's."""
+    rows: list[np.ndarray | None] = [None] * len(episodes.masks)
+    for episode, numbers in zip(episodes, found, strict=True):
+        start = 0
+        for place in episode.rows:
+            end = start + len(episodes.masks[place])
+            rows[place] = None if numbers is None else numbers[start:end]
+            start = end
+    return rows
+
+
+def estimates_by_row(
+    episodes: Episodes, estimates: Estimates
+) -> tuple[list[np.ndarray | None], list[np.ndarray | None]]:
+    """Return advantages and returns of each row's tokens."""
+    nothing: list[np.ndarray | None] = [None] * len(episodes.masks)
+    returns = nothing if estimates.returns is None else by_row(episodes, estimates.returns)
+    return by_row(episodes, estimates.advantages), returns
+
+
+def _mask(episodes: Episodes, episode: Episode) -> np.ndarray:
+    mask = episodes.joined(episode, episodes.masks)
+    assert mask is not None
+    return mask

@@ -1,0 +1,157 @@
+"""The loss of an algorithm over one table: the surrogate, the KL to the reference, the critic's loss.
+
+`train`, its dry run and `compare` all take it from here. Every term is weighed by the
+totals of the whole mini-batch, so a micro-batch's share can be added to the others'.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nanoskyrl.algos.aggregate import Totals, reduction
+from nanoskyrl.algos.base import Algorithm
+from nanoskyrl.algos.kl import K3_LIMIT, kl
+from nanoskyrl.algos.off_policy import OffPolicyConfig, correction, negative_rows_gone
+from nanoskyrl.algos.value_loss import value_loss
+from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all, response_part, with_weights
+from nanoskyrl.stages.learner import Learner
+from nanoskyrl.stages.train_config import CriticConfig, TrainConfig
+
+
+@dataclass(frozen=True, slots=True)
+class MiniBatch:
+    """The rows of one optimizer step, and what their loss is divided by."""
+
+    rows: list[int]
+    totals: Totals
+    prompt_tokens: dict[str, int]
+    """Trained tokens of each prompt."""
+    mean_weight: float
+    """What off-policy weights are divided by; 1 unless they are normalised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """A micro-batch's share of the loss, and what is reported of it; [B, T-1] but for the scalars."""
+
+    loss: Tensor
+    policy_loss: Tensor
+    kl_loss: Tensor | None
+    value_loss: Tensor | None
+    logprobs: Tensor
+    log_ratio: Tensor
+    """Nats, trained minus old policy, without gradient."""
+    entropy: Tensor
+    reported: dict[str, Tensor]
+
+
+class Objective:
+    """What is made smaller, for one algorithm and one table."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        algo_config: Any,
+        config: TrainConfig,
+        sequences: Sequences,
+        temperature: float,
+        *,
+        off_policy: OffPolicyConfig,
+        critic: CriticConfig | None = None,
+    ) -> None:
+        """Keep what the loss is made of, and weigh every row against the policy that sampled it.
+
+        Args:
+            algorithm: The surrogate and its defaults.
+            algo_config: Its settings.
+            config: Reduction, KL and budgets.
+            sequences: The rows to learn from.
+            temperature: What they were sampled at.
+            off_policy: How rows of another policy are weighed and left out.
+            critic: How the critic is trained; None: there is none.
+        """
+        self.algorithm, self.algo_config, self.config = algorithm, algo_config, config
+        self.temperature, self.off_policy, self.critic = temperature, off_policy, critic
+        self._weights = reduction(config.loss_reduction or algorithm.loss_reduction)
+        self._value_weights = reduction(critic.loss_reduction) if critic else None
+        self.kept_tokens = sequences.trained_tokens
+        if off_policy.on:
+            sequences, self.kept_tokens = _weighed(sequences, off_policy, config.max_tokens_per_micro_batch)
+        self.sequences = sequences
+
+    def mini_batch(self, rows: list[int]) -> MiniBatch:
+        """Return what these rows are divided by, if they make one optimizer step."""
+        trained = self.sequences.trained_tokens
+        counted = self.kept_tokens if self.off_policy.denominator == "kept" else trained
+        per_prompt: dict[str, int] = {}
+        for row in rows:
+            group = self.sequences.groups[row]
+            per_prompt[group] = per_prompt.get(group, 0) + counted[row]
+        totals = Totals(
+            tokens=sum(counted[row] for row in rows),
+            rows=sum(counted[row] > 0 for row in rows) if self.config.empty_rows == "exclude" else len(rows),
+            horizon=self.config.horizon,
+            prompts=len(per_prompt),
+        )
+        mean_weight = 1.0
+        if self.off_policy.normalize and self.off_policy.weight != "none":
+            sums = [np.asarray(self.sequences.weights[row]).sum(dtype=np.float64) for row in rows]
+            mean_weight = float(sum(sums) / max(sum(trained[row] for row in rows), 1)) or 1.0
+        return MiniBatch(rows, totals, per_prompt, mean_weight)
+
+    def batches(self, mini: MiniBatch, device: str) -> Any:
+        """Yield the micro-batches of one optimizer step."""
+        return collate_all(self.sequences, mini.rows, self.config.max_tokens_per_micro_batch, device)
+
+    def terms(self, learner: Learner, batch: MicroBatch, mini: MiniBatch) -> Terms:
+        """Return a micro-batch's share of the mini-batch's loss."""
+        found = learner.statistics(batch, self.temperature)
+        mask, on = batch.loss_mask, batch.loss_mask.bool()
+        seen = self.algorithm.inputs(found.logprobs, batch.old_logprobs, batch.advantages, mask)
+        objective, reported = self.algorithm.surrogate(seen, self.algo_config)
+        weights = batch.weights / mini.mean_weight
+        if self.off_policy.negative_threshold is not None:
+            weights = weights * negative_rows_gone(
+                found.logprobs, batch.logprobs, batch.advantages, mask, self.off_policy.negative_threshold
+            )
+        prompt_tokens = torch.tensor(
+            [mini.prompt_tokens[self.sequences.groups[row]] for row in batch.rows], device=mask.device
+        )
+        reduce = self._weights(mask, mini.totals, prompt_tokens)
+        policy_loss = -((objective * weights).masked_fill(~on, 0.0) * reduce).sum()
+        loss, kl_loss, critic_loss = policy_loss, None, None
+        if self.config.use_kl_loss:
+            estimator = self.config.kl_estimator_type or self.algorithm.kl_estimator
+            estimate = kl(
+                found.logprobs, batch.ref_logprobs, mask, estimator,
+                straight_through=self.config.kl_straight_through,
+                value_limit=K3_LIMIT if estimator == "k3" else None,
+            )  # fmt: skip
+            kl_loss = (estimate * reduce).sum()
+            loss = loss + self.config.kl_loss_coef * kl_loss
+            reported = {**reported, "kl_to_reference": estimate.detach()}
+        if self.critic is not None and self._value_weights is not None:
+            values = learner.values_of(batch, found)
+            losses, clipped = value_loss(values, batch.values, batch.returns, mask, self.critic.value_clip)
+            critic_loss = (losses * self._value_weights(mask, mini.totals, None)).sum()
+            loss = loss + learner.value_loss_coef * critic_loss
+            reported = {**reported, "value_clip_ratio": clipped, "value": values.detach()}
+        if self.off_policy.on:
+            reported = {**reported, "off_policy_weight": weights}
+        return Terms(
+            loss, policy_loss, kl_loss, critic_loss, found.logprobs, seen.log_ratio.detach(), found.entropy, reported
+        )
+
+
+def _weighed(sequences: Sequences, config: OffPolicyConfig, max_tokens: int) -> tuple[Sequences, list[int]]:
+    """Return the rows with their weights, and how many trained tokens of each row are not rejected."""
+    weights: list[np.ndarray | None] = [None] * len(sequences)
+    kept = [0] * len(sequences)
+    for batch in collate_all(sequences, range(len(sequences)), max_tokens, "cpu"):
+        found, stays = correction(batch.old_logprobs, batch.logprobs, batch.loss_mask, config)
+        for row, line, count in zip(batch.rows, found.numpy(), stays.sum(-1).tolist(), strict=True):
+            weights[row], kept[row] = response_part(sequences, row, line), int(count)
+    return with_weights(sequences, weights), kept
