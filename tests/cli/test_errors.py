@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shutil
 import stat
 
@@ -233,6 +234,21 @@ def test_an_output_that_cannot_be_written_is_an_error(spoilt, capsys):
         place = str(spoilt.parent / "locked")
     assert skyrl(["score", str(stage(spoilt, "rollout")), "--out", place]) == 1
     assert re.match(r"error: cannot create `.*`: .+\n\nhint: ", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("share", "what"), [(0.5, "policy"), (1.5, "state/optimizer.pt")])
+def test_a_disk_that_fills_up_while_a_policy_is_saved_is_an_error(share, what, spoilt, capsys):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    weights = (STARTER_DIRECTORY / "model.safetensors").stat().st_size  # the optimizer's state is twice as large
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(share * weights), hard))
+    try:
+        assert skyrl(["train", "--run", str(spoilt), "--force"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: cannot write `{stage(spoilt, 'train') / what}`: ")
+    assert error.endswith("hint: Check free space and permissions\n")
+    assert error.count("\n") == 3
 
 
 def test_a_failed_attempt_ends_with_code_3_and_a_count(tmp_path, capsys):
