@@ -105,6 +105,15 @@ class Learner:
     def _with_adapters(self, model: Any, policy: Path, seed: int) -> Any:
         from peft import LoraConfig, get_peft_model
 
+        # Not the smallest layer: a router of a few experts would forbid every useful rank.
+        head = model.get_output_embeddings()
+        linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+        largest = max((min(m.in_features, m.out_features) for m in linear), default=self.lora_rank)
+        if self.lora_rank > largest:
+            raise SettingsError(
+                f"`train.lora_rank` is {self.lora_rank}, past the {largest} of the model's largest layer",
+                hint="Give less than that, such as 16, or train the whole model with 0",
+            )
         torch.manual_seed(seed)
         config = LoraConfig(
             r=self.lora_rank, lora_alpha=self.config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"

@@ -175,6 +175,7 @@ CASES = {
     "a clip below 0": (in_run("train", "--set", "grpo.eps_clip_high=-0.1", "--force"), 2, "`grpo.eps_clip_high` -0.1", "at least 0"),
     "an unknown reduction": (in_run("train", "--set", "train.loss_reduction=token_meen", "--force"), 2, "unknown loss_reduction `token_meen`", "Did you mean `token_mean`?"),
     "a reduction without its horizon": (in_run("train", "--set", "train.loss_reduction=seq_mean_token_sum_norm", "--force"), 2, "without a horizon", "train.horizon"),
+    "a rank past the model's layers": (lambda run: ["train", "--set", "train.lora_rank=1000", "--run", run, "--out", run.parent / "out"], 2, "`train.lora_rank` is 1000, past the 96", "such as 16"),
     "settings that are no TOML": (settings("[rollout\n"), 2, "is not TOML", "Mend the line"),
     "settings that are no YAML": (settings("rollout: [", "run.yaml"), 2, "is not YAML", "Mend the line"),
     "settings outside a table": (settings("temperature = 1.0\n"), 2, "`temperature` in", "[rollout]"),
