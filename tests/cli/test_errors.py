@@ -99,6 +99,30 @@ def broken_weights(run):
     return ["rollout", "--policy", place, "--run", run.parent / "new"]
 
 
+def policy_with(name, change):
+    """Copy the starter with another text in one of its files, or with other values in its JSON."""
+
+    def arrange(run):
+        place = run.parent / "policy"
+        shutil.copytree(STARTER_DIRECTORY, place)
+        file = place / name
+        file.write_text(json.dumps({**json.loads(file.read_text()), **change}) if isinstance(change, dict) else change)
+        return ["rollout", "--policy", place, "--run", run.parent / "new"]
+
+    return arrange
+
+
+def few_embeddings(run):
+    from transformers import AutoModelForCausalLM
+
+    place = run.parent / "policy"
+    shutil.copytree(STARTER_DIRECTORY, place)
+    model = AutoModelForCausalLM.from_pretrained(place)
+    model.resize_token_embeddings(100)
+    model.save_pretrained(place)
+    return ["rollout", "--policy", place, "--run", run.parent / "new"]
+
+
 def data(text, name="tasks.jsonl"):
     def arrange(run):
         path = run.parent / name
@@ -147,6 +171,19 @@ CASES = {
     "a policy without weights": (policy_without("*.safetensors"), 2, "has no weights", "save_pretrained"),
     "a policy without config": (policy_without("config.json"), 2, "holds no config.json", "Hugging Face"),
     "a policy with broken weights": (broken_weights, 2, "does not load", "Check its config and weights"),
+    "a policy with a broken generation config": (policy_with("generation_config.json", "{"), 2, "generation_config.json` does not load", "Mend it"),
+    "a generation config that is a list": (policy_with("generation_config.json", "[]"), 2, "does not load: TypeError", "generation config"),
+    "an end token that is text": (policy_with("generation_config.json", {"eos_token_id": "x"}), 2, "generation_config.json` has the eos_token_id 'x'", "integers from 0 to 639"),
+    "an end token past the vocabulary": (policy_with("generation_config.json", {"eos_token_id": [2, 10**30]}), 2, "has the eos_token_id 1000", "integers from 0 to 639"),
+    "a config of the wrong types": (policy_with("config.json", {"hidden_size": "x"}), 2, "config.json` does not load", "config"),
+    "a config without layers' sizes": (policy_with("config.json", {"num_attention_heads": 0}), 2, "does not load: ZeroDivisionError", "Check its config"),
+    "a context of no tokens": (policy_with("config.json", {"max_position_embeddings": 0}), 2, "config.json` has max_position_embeddings 0", "context length"),
+    "a tokenizer that is a list": (policy_with("tokenizer.json", "[]"), 2, "the tokenizer of", "save_pretrained"),
+    "a tokenizer config that is a list": (policy_with("tokenizer_config.json", "[]"), 2, "the tokenizer of", "save_pretrained"),
+    "a tokenizer without a model": (policy_with("tokenizer.json", {"model": {}}), 2, "the tokenizer of", "save_pretrained"),
+    "a tokenizer with an odd limit": (policy_with("tokenizer_config.json", {"model_max_length": "x"}), 2, "the tokenizer of", "save_pretrained"),
+    "a chat template that fails": (policy_with("chat_template.jinja", "{{ 1 + 'a' }}"), 2, "the chat template refuses", "template"),
+    "a tokenizer larger than its model": (few_embeddings, 2, "and its model embeds 100", "resize the embeddings"),
     "an input that is not there": (with_flags("score", "no/such/place"), 2, "there is no directory `no/such/place`", "skyrl rollout"),
     "a run without a rollout": (with_flags("score"), 2, "has no finished `rollout`", "Run `skyrl rollout` first"),
     "a run without a train": (with_flags("sync"), 2, "has no finished `train`", "Run `skyrl train` first"),
