@@ -1,6 +1,15 @@
 """`skyrl plan`."""
 
-from nanoskyrl_cli.options import ConfigOption, JsonOption, PolicyOption, RunOption, SetOption, print_json, settings_of
+from nanoskyrl_cli.options import (
+    ConfigOption,
+    JsonOption,
+    PolicyOption,
+    RunOption,
+    SetOption,
+    emit,
+    print_json,
+    settings_of,
+)
 
 
 def plan(
@@ -23,4 +32,4 @@ def plan(
         return
     width = max(map(len, report))
     for name, value in report.items():
-        print(f"{name:<{width}}  {value}")
+        emit(f"{name:<{width}}  {value}")

@@ -309,7 +309,8 @@ def stop_ids(path: Path, tokenizer: Any, turn_end: int | None, embeddings: int) 
         for token in eos if isinstance(eos, list) else [eos] if eos is not None else []:
             if type(token) is not int or not 0 <= token < embeddings:
                 raise InputError(
-                    f"`{file}` has the eos_token_id {token!r}", hint=f"Token ids are integers from 0 to {embeddings - 1}"
+                    f"`{file}` has the eos_token_id {token!r}",
+                    hint=f"Token ids are integers from 0 to {embeddings - 1}",
                 )
             found.add(token)
     found.update(token for token in (tokenizer.eos_token_id, turn_end) if token is not None)

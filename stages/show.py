@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 from rich.console import Console
@@ -88,14 +88,16 @@ def _number(value: Any) -> str:
     return "?" if value is None else f"{value:.3f}"
 
 
-def show(place: Path, *, row: int | None = None, timing: bool = False, limit: int = 10) -> None:
-    """Print a run, the output of a stage, one part, or one row of it, on stdout.
+def show(
+    place: Path, *, row: int | None = None, timing: bool = False, limit: int = 10, file: IO[str] | None = None
+) -> None:
+    """Print a run, the output of a stage, one part, or one row of it, on stdout or into `file`.
 
     Raises:
         InputError: nothing of the kind is there.
         SettingsError: there is no such row.
     """
-    console = Console()
+    console = Console(file=file)
     if place.suffix == ".parquet":
         _show_table(console, read_part(place), row, limit)
         return

@@ -131,5 +131,5 @@ def test_new_weights_taken_in_place_equal_a_fresh_load(tmp_path, up):
 
 def test_a_prompt_of_tokens_that_the_model_does_not_embed_is_an_input_error(up):
     request = Request(prompt_ids=[1, 10_000], seed=0, max_tokens=4)
-    with pytest.raises(InputError, match="a prompt holds the token 10000, and the model of .* embeds 640"):
+    with pytest.raises(InputError, match=r"a prompt holds the token 10000, and the model of .* embeds 640"):
         up.generate([request], Sampling())
