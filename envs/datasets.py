@@ -110,8 +110,8 @@ def _task(row: dict[str, Any], place: str, split: str) -> Task:
 def _truth(row: dict[str, Any]) -> str | None:
     value = next((row[key] for key in TRUTH_KEYS if row.get(key) is not None), None)
     if value is None:
-        nested = next((row[key] for key in NESTED_TRUTH_KEYS if isinstance(row.get(key), dict)), {})
-        value = nested.get("ground_truth")
+        nested = (row[key].get("ground_truth") for key in NESTED_TRUTH_KEYS if isinstance(row.get(key), dict))
+        value = next((truth for truth in nested if truth is not None), None)
     if value is None:
         return None
     return str(value).rsplit("####", 1)[-1].strip()
