@@ -112,6 +112,11 @@ def policy_with(name, change):
     return arrange
 
 
+def empty_policy(run):
+    (run / "policies" / "00000002").mkdir()
+    return ["eval", "--run", run]
+
+
 def few_embeddings(run):
     from transformers import AutoModelForCausalLM
 
@@ -213,6 +218,12 @@ CASES = {
     "an unknown reduction": (in_run("train", "--set", "train.loss_reduction=token_meen", "--force"), 2, "unknown loss_reduction `token_meen`", "Did you mean `token_mean`?"),
     "a reduction without its horizon": (in_run("train", "--set", "train.loss_reduction=seq_mean_token_sum_norm", "--force"), 2, "without a horizon", "train.horizon"),
     "a rank past the model's layers": (lambda run: ["train", "--set", "train.lora_rank=1000", "--run", run, "--out", run.parent / "out"], 2, "`train.lora_rank` is 1000, past the 96", "such as 16"),
+    "a task named twice": (with_flags("rollout", "--tasks", "addition-1-000000, addition-1-000000"), 2, "`rollout.tasks` names `addition-1-000000` twice", "--n-samples-per-prompt"),
+    "a tolerance that all would meet": (in_run("sync", "--set", "sync.tolerance=inf", "--force"), 2, "`sync.tolerance` must be above 0 and finite, not inf", "1e-4"),
+    "a seed of the rollout": (with_flags("rollout", "--set", "rollout.seed=1"), 2, "`rollout.seed` follows from the run", "`run.seed`"),
+    "a step of the rollout": (settings("[rollout]\nstep = 3\n"), 2, "`rollout.step` follows from the run", "next step"),
+    "a YAML key written twice": (settings("rollout:\n  max_turns: 2\n  max_turns: 3\n", "run.yaml"), 2, "run.yaml` is not YAML: line 3 has the key `max_turns` a second time", "Mend the line"),
+    "a policy of the run that is empty": (empty_policy, 2, "policies/00000002` holds no config.json", "Hugging Face"),
     "settings that are no TOML": (settings("[rollout\n"), 2, "is not TOML", "Mend the line"),
     "settings that are no YAML": (settings("rollout: [", "run.yaml"), 2, "is not YAML", "Mend the line"),
     "settings outside a table": (settings("temperature = 1.0\n"), 2, "`temperature` in", "[rollout]"),
@@ -318,3 +329,27 @@ def test_json_on_stdout_is_the_manifest_and_nothing_else(spoilt, capsys):
     out, err = capsys.readouterr()
     assert json.loads(out)["stage"] == "score"
     assert "Up to date" in err
+
+
+def test_names_of_tasks_may_have_spaces_around_them(tmp_path):
+    tasks = "addition-1-000001, addition-1-000002"
+    arguments = ["rollout", "--engine", "scripted", "--n-samples-per-prompt", "1", "--tasks", tasks]
+    assert skyrl([*arguments, "--out", str(tmp_path / "out")]) == 0
+    found = pq.read_table(tmp_path / "out" / "part-00000.parquet").column("task_id").to_pylist()
+    assert found == ["addition-1-000001", "addition-1-000002"]
+
+
+@pytest.mark.parametrize("number", ["\N{SUPERSCRIPT TWO}", "\N{ARABIC-INDIC DIGIT TWO}", "7", "9" * 20])
+def test_directories_that_only_look_like_steps_and_policies_are_none(spoilt, number, capsys):
+    steps, policies = Run(spoilt).steps(), Run(spoilt).policies()
+    (spoilt / f"step-{number}" / "rollout").mkdir(parents=True)
+    (spoilt / "policies" / number).mkdir()
+    assert (Run(spoilt).steps(), Run(spoilt).policies()) == (steps, policies)
+    assert skyrl(["show", str(spoilt)]) == 0
+    assert skyrl(["verify", str(spoilt)]) == 0
+    out = spoilt / f"step-{number}" / "score"
+    assert skyrl(["score", str(stage(spoilt, "rollout")), "--run", str(spoilt), "--out", str(out)]) == 0
+    shutil.copytree(spoilt / "policies" / "00000000", spoilt / "policies" / number, dirs_exist_ok=True)
+    arguments = ["rollout", "--run", str(spoilt), "--policy", str(spoilt / "policies" / number)]
+    assert skyrl([*arguments, "--out", str(spoilt.parent / "out")]) == 0
+    capsys.readouterr()
