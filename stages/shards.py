@@ -5,6 +5,7 @@ token ids, whose bytes compress better apart. A part is read only if its digest 
 one in the manifest. `benchmarks/shards.py` measures it.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,10 @@ COMPRESSION_LEVEL = 1
 """Higher levels take longer and gain nothing here: what is split is noise in its low bytes."""
 TOKEN_IDS = ("prompt_ids.list.element", "response_ids.list.element")
 """Split like floats: frequent tokens have small ids, so the high bytes are nearly all 0."""
+
+
+VERSION = re.compile("[0-9]{1,9}")
+"""A schema version in a file's metadata; int would take other digits, too, but not any number of them."""
 
 
 def part_name(index: int) -> str:
@@ -96,7 +101,7 @@ def read_part(path: Path, digest: str | None = None, columns: Sequence[str] | No
             f"`{path}` is not a readable Parquet file: {error}", hint="Run the stage that writes it again"
         ) from error
     version = (table.schema.metadata or {}).get(SCHEMA_KEY, b"0").decode(errors="replace")
-    if not version.isdecimal():
+    if not VERSION.fullmatch(version):
         raise InputError(
             f"`{path}` has the schema version {version!r}, no number", hint="Run the stage that writes it again"
         )

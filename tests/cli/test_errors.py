@@ -50,11 +50,26 @@ def newer(run):
     return ["score", stage(run, "rollout"), "--out", run.parent / "out"]
 
 
-def newer_part(run):
-    path = stage(run, "rollout") / "part-00000.parquet"
-    table = pq.read_table(path)
-    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"nanoskyrl.schema_version": b"99"}), path)
-    return ["show", path]
+def part_of_version(version):
+    def arrange(run):
+        path = stage(run, "rollout") / "part-00000.parquet"
+        table = pq.read_table(path)
+        metadata = {**table.schema.metadata, b"nanoskyrl.schema_version": version}
+        pq.write_table(table.replace_schema_metadata(metadata), path)
+        return ["show", path]
+
+    return arrange
+
+
+def env_of(name):
+    def arrange(run):
+        path = stage(run, "rollout") / "manifest.json"
+        manifest = json.loads(path.read_text())
+        manifest["settings"]["rollout"]["env"] = name
+        path.write_text(json.dumps(manifest))
+        return ["score", stage(run, "rollout"), "--out", run.parent / "out"]
+
+    return arrange
 
 
 def unfinished(run):
@@ -200,7 +215,11 @@ CASES = {
     "a missing part": (missing_part, 2, "part-00001.parquet` is missing", "--force"),
     "a torn manifest": (torn_manifest, 2, "is not JSON", "--force"),
     "a newer schema": (newer, 2, "schema version 99; this nanoskyrl reads up to 1", "Install a newer nanoskyrl"),
-    "a newer part": (newer_part, 2, "schema version 99; this nanoskyrl reads up to 1", "Install a newer nanoskyrl"),
+    "a newer part": (part_of_version(b"99"), 2, "schema version 99; this nanoskyrl reads up to 1", "Install a newer nanoskyrl"),
+    "a part of a version below 0": (part_of_version(b"-1"), 2, "has the schema version '-1', no number", "again"),
+    "a part of a version past all numbers": (part_of_version(b"9" * 5000), 2, "no number", "again"),
+    "a rollout of no environment": (env_of(None), 2, "the manifest of the rollout names no environment", "skyrl rollout"),
+    "a rollout of a list of environments": (env_of([]), 2, "the manifest of the rollout names no environment", "skyrl rollout"),
     "an unknown key": (with_flags("rollout", "--set", "rollout.temperatur=1"), 2, "unknown key `rollout.temperatur`", "Did you mean `rollout.temperature`?"),
     "a rival's key": (with_flags("rollout", "--set", "rollout.num_generations=4"), 2, "unknown key `rollout.num_generations`", "Did you mean `rollout.n_samples_per_prompt`?"),
     "a rival's key in the wrong table": (with_flags("rollout", "--set", "train.max_completion_length=4"), 2, "unknown key `train.max_completion_length`", "Did you mean `rollout.max_generate_length`?"),
