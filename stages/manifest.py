@@ -326,7 +326,7 @@ def open_output(
         yield output
         return
     make_directory(directory)
-    with _locked(directory):
+    with locked(directory):
         if is_finished(directory) and not force:  # another process ended it meanwhile
             output.manifest = _finished_already(directory, head)
             yield output
@@ -406,7 +406,7 @@ def _remove(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[None]:
     """Keep other processes from writing here; a killed one lets go by itself."""
     if not is_local(directory):
         yield
