@@ -7,6 +7,7 @@ import resource
 import shutil
 import stat
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from running import SMALL
@@ -59,6 +60,26 @@ def part_of_version(version):
         return ["show", path]
 
     return arrange
+
+
+def part_without(*names):
+    def arrange(run):
+        path = stage(run, "advantage") / "part-00000.parquet"
+        pq.write_table(pq.read_table(path).drop(list(names)), run.parent / "part.parquet")
+        return ["show", run.parent / "part.parquet"]
+
+    return arrange
+
+
+def foreign_part(run):
+    pq.write_table(pa.table({"a": [1, 2]}), run.parent / "foreign.parquet")
+    return ["show", run.parent / "foreign.parquet", "--row", "0"]
+
+
+def no_rows(run):
+    path = stage(run, "rollout") / "part-00000.parquet"
+    pq.write_table(pq.read_table(path).slice(0, 0), run.parent / "empty.parquet")
+    return ["show", run.parent / "empty.parquet", "--row", "0"]
 
 
 def env_of(name):
@@ -264,6 +285,11 @@ CASES = {
     "a weight that is no number": (in_run("score", "--reward", "env=much", "--force"), 2, "no number after the sign", "env=0.5"),
     "nothing to show": (lambda run: ["show", run.parent / "nothing"], 2, "there is nothing at", "Name a run"),
     "a row that is not there": (lambda run: ["show", stage(run, "score"), "--row", "999"], 2, "there is no row 999", "Rows are 0 to 15"),
+    "a file of something else to show": (foreign_part, 2, "foreign.parquet` holds no trajectories: column `trajectory_id` is missing", "docs/trajectory.md"),
+    "trajectories without turns": (part_without("turns"), 2, "part.parquet` holds no trajectories: column `turns` is missing", "docs/trajectory.md"),
+    "trajectories without advantages": (part_without("advantages", "drop_reason"), 2, "column `advantages` is missing", "docs/trajectory.md"),
+    "a row of none": (no_rows, 2, "there is no row 0", "no rows at all"),
+    "fewer rows than none": (in_run("show", "--limit", "-1"), 2, "`--limit` must be at least 1, not -1", "number of rows"),
     "nothing to verify": (lambda run: ["verify", run.parent / "nothing"], 2, "neither a run nor a finished stage", "runs/default"),
     "an unknown kind": (lambda run: ["list", "envs"], 2, "there is no kind `envs`", "Did you mean `env`?"),
     "settings written twice": (in_run("init"), 2, "is there already", "--force"),
@@ -372,3 +398,22 @@ def test_directories_that_only_look_like_steps_and_policies_are_none(spoilt, num
     arguments = ["rollout", "--run", str(spoilt), "--policy", str(spoilt / "policies" / number)]
     assert skyrl([*arguments, "--out", str(spoilt.parent / "out")]) == 0
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", ["score", "train"])
+def test_more_rows_than_there_are_can_be_asked_for(spoilt, name, capsys):
+    for place in (stage(spoilt, name), stage(spoilt, name) / "part-00000.parquet", spoilt):
+        assert skyrl(["show", str(place), "--limit", "9" * 20]) == 0
+    capsys.readouterr()
+
+
+def test_a_narrow_terminal_costs_a_table_no_digits(spoilt, monkeypatch, capsys):
+    def shown(place):
+        assert skyrl(["show", str(place)]) == 0
+        return capsys.readouterr().out
+
+    places = (spoilt, stage(spoilt, "advantage"), stage(spoilt, "train"))
+    wide = [shown(place) for place in places]
+    monkeypatch.setenv("COLUMNS", "40")
+    assert [shown(place) for place in places[::2]] == wide[::2]
+    assert "advantage" in shown(places[1])
