@@ -80,8 +80,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     try:
         with path.open("rb") as file:
-            table = pq.read_table(file)
-    except (pa.ArrowInvalid, OSError) as error:
+            table = pq.ParquetFile(file).read(use_threads=False)  # as shards are read: no pool at exit
+    except (pa.ArrowException, OSError) as error:
         raise InputError(
             f"`{path}` cannot be read as Parquet: {error}", hint="Write it again, or use JSON lines"
         ) from error
