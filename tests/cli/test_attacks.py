@@ -52,7 +52,6 @@ def nan(t): return float("nan")
 def printing(t):
     print("judging")
     return 1.0
-print("imported")
 def large(t): return 1e308
 def leave(t): raise SystemExit(0)
 def odd_success(t): return Score(reward=1.0, success="yes")
@@ -175,8 +174,8 @@ def test_a_forced_loop_settles_on_its_new_settings(here):
 
 
 def test_what_a_plug_in_prints_does_not_mix_with_the_data(here, capsys):
-    capsys.readouterr()
-    assert rollout("odd_plugins:prints", "--json") == 0
+    (here / "loud_plugin.py").write_text("from odd_plugins import prints\nprint('imported')\n")
+    assert rollout("loud_plugin:prints", "--json") == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["stage"] == "rollout"
     assert "imported" in err
