@@ -241,13 +241,14 @@ def load_tokenizer(path: Path) -> Any:
     """Return the policy's tokenizer.
 
     Raises:
-        InputError: its files cannot be read, or make no tokenizer that works.
+        InputError: its files cannot be read.
     """
     from transformers import AutoTokenizer
 
     with _reading(f"the tokenizer of `{path}`"):
         tokenizer: Any = AutoTokenizer.from_pretrained(path)
-        tokenizer.encode("a", add_special_tokens=False)
+        if not isinstance(tokenizer.model_max_length, int | float):
+            raise TypeError(f"model_max_length is {tokenizer.model_max_length!r}")
     return tokenizer
 
 
