@@ -80,8 +80,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     try:
         with path.open("rb") as file:
-            table = pq.read_table(file)
-    except (pa.ArrowInvalid, OSError) as error:
+            table = pq.ParquetFile(file).read(use_threads=False)  # as shards are read: no pool at exit
+    except (pa.ArrowException, OSError) as error:
         raise InputError(
             f"`{path}` cannot be read as Parquet: {error}", hint="Write it again, or use JSON lines"
         ) from error
@@ -110,8 +110,8 @@ def _task(row: dict[str, Any], place: str, split: str) -> Task:
 def _truth(row: dict[str, Any]) -> str | None:
     value = next((row[key] for key in TRUTH_KEYS if row.get(key) is not None), None)
     if value is None:
-        nested = next((row[key] for key in NESTED_TRUTH_KEYS if isinstance(row.get(key), dict)), {})
-        value = nested.get("ground_truth")
+        nested = (row[key].get("ground_truth") for key in NESTED_TRUTH_KEYS if isinstance(row.get(key), dict))
+        value = next((truth for truth in nested if truth is not None), None)
     if value is None:
         return None
     return str(value).rsplit("####", 1)[-1].strip()

@@ -14,6 +14,7 @@ from nanoskyrl_cli.options import (
     RunOption,
     SetOption,
     SourceArgument,
+    data_stream,
     finish,
     open_session,
     path,
@@ -60,7 +61,9 @@ def advantage(
     if dry_run:
         from nanoskyrl.stages.preview import show_advantages
 
-        show_advantages(session.preview_advantage(source=path(scored), policy=start, reference=frozen))
+        show_advantages(
+            session.preview_advantage(source=path(scored), policy=start, reference=frozen), file=data_stream()
+        )
         return 0
     outcome = session.advantage(source=path(scored), output=path(out), policy=start, reference=frozen, force=force)
     return finish(outcome, session, "train", as_json)

@@ -4,7 +4,16 @@ from typing import Annotated
 
 import typer
 
-from nanoskyrl_cli.options import ConfigOption, RunOption, SetOption, SourceArgument, open_session, path, say
+from nanoskyrl_cli.options import (
+    ConfigOption,
+    RunOption,
+    SetOption,
+    SourceArgument,
+    data_stream,
+    open_session,
+    path,
+    say,
+)
 
 
 def compare(
@@ -28,6 +37,6 @@ def compare(
     session = open_session(run, config, assignments)
     names = list(dict.fromkeys(name.strip() for name in algos.split(",") if name.strip()))
     found = session.compare(names, source=path(advantages), policy=path(policy), output=path(out))
-    show_comparison(found, limit)
+    show_comparison(found, limit, file=data_stream())
     if out:
         say(f"Wrote {out}")

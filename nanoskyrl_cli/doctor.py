@@ -1,6 +1,6 @@
 """`skyrl doctor`."""
 
-from nanoskyrl_cli.options import JsonOption, print_json
+from nanoskyrl_cli.options import JsonOption, emit, print_json
 
 
 def doctor(as_json: JsonOption = False) -> int:
@@ -16,7 +16,7 @@ def doctor(as_json: JsonOption = False) -> int:
     else:
         width = max(len(check.name) for check in checks)
         for check in checks:
-            print(f"{'ok  ' if check.ok else 'no  '} {check.name:<{width}}  {check.found}")
+            emit(f"{'ok  ' if check.ok else 'no  '} {check.name:<{width}}  {check.found}")
             if not check.ok and check.remedy:
-                print(f"     {'':<{width}}  {check.remedy}")
+                emit(f"     {'':<{width}}  {check.remedy}")
     return 0 if all(check.ok for check in checks if check.needed) else 1

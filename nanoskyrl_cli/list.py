@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from nanoskyrl_cli.options import JsonOption, print_json
+from nanoskyrl_cli.options import JsonOption, emit, print_json
 
 
 def list_names(
@@ -25,4 +25,4 @@ def list_names(
         print_json(found)
         return
     for name, entries in found.items():
-        print(f"{name}: {', '.join(entries)}")
+        emit(f"{name}: {', '.join(entries)}")

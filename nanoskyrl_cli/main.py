@@ -15,6 +15,7 @@ import typer
 from nanoskyrl.stages.errors import EXIT_FAILED, EXIT_INTERRUPTED, NanoskyrlError
 from nanoskyrl_cli import advantage, compare, doctor, eval, init, loop, plan, rollout, score, show, sync, train, verify
 from nanoskyrl_cli import list as list_command
+from nanoskyrl_cli.options import stdout_for_data
 
 app = typer.Typer(
     name="skyrl",
@@ -46,7 +47,7 @@ for panel, command, name in (
     (SETUP, plan.plan, "plan"),
     (SETUP, doctor.doctor, "doctor"),
 ):
-    app.command(name, rich_help_panel=panel)(command)
+    app.command(name, rich_help_panel=panel)(stdout_for_data(command))
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,9 +1,13 @@
 """Options that several commands share, and what they are made into."""
 
+import contextlib
+import functools
 import json
 import sys
+from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,6 +44,35 @@ SourceArgument = Annotated[
     str | None,
     typer.Argument(help="Input directory; default: the newest that is ready in the run.", show_default=False),
 ]
+
+
+_DATA: ContextVar[IO[str] | None] = ContextVar("data", default=None)
+"""Where `emit` prints while a command runs: the process's stdout."""
+
+
+def stdout_for_data(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command during which `print` writes to stderr: plug-ins may print, and must not spoil the data."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        token = _DATA.set(sys.stdout)
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                return command(*args, **kwargs)
+        finally:
+            _DATA.reset(token)
+
+    return run
+
+
+def data_stream() -> IO[str]:
+    """Return the stream that carries only what was asked for."""
+    return _DATA.get() or sys.stdout
+
+
+def emit(text: str) -> None:
+    """Print a line of data, or of what a person asked to see, on stdout."""
+    print(text, file=data_stream())
 
 
 def path(name: str | None) -> Path | None:
@@ -125,7 +158,7 @@ def finish(outcome: "Outcome", session: "Session", following: str | None, as_jso
     from nanoskyrl.stages.show import headline
 
     if as_json:
-        print(outcome.manifest.to_bytes().decode(), end="")
+        emit(outcome.manifest.to_bytes().decode().removesuffix("\n"))
     say(f"{'Up to date: ' if outcome.up_to_date else ''}{headline(outcome.manifest, outcome.output)}")
     if following and outcome.output.resolve().is_relative_to(session.run.root.resolve()):
         place = "" if str(session.run.root) == DEFAULT_RUN else f" --run {session.run.root}"
@@ -138,7 +171,7 @@ def finish(outcome: "Outcome", session: "Session", following: str | None, as_jso
 
 def print_json(value: Any) -> None:
     """Print data on stdout."""
-    print(json.dumps(value, indent=2))
+    emit(json.dumps(value, indent=2))
 
 
 def print_numbers(numbers: dict[str, Any], as_json: bool) -> None:
@@ -148,4 +181,4 @@ def print_numbers(numbers: dict[str, Any], as_json: bool) -> None:
         return
     width = max(map(len, numbers))
     for name, value in numbers.items():
-        print(f"{name:<{width}}  {value if isinstance(value, str | int | None) else f'{value:.6g}'}")
+        emit(f"{name:<{width}}  {value if isinstance(value, str | int | None) else f'{value:.6g}'}")

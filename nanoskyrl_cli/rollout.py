@@ -51,10 +51,11 @@ def rollout(
 
     Example: skyrl rollout --env tool_use
     """
+    named = [task.strip() for task in tasks.split(",")] if tasks else None
     flags = {
         "run": {"policy": policy, "seed": seed, "lag": lag},
         "rollout": {
-            "env": env, "engine": engine, "tasks": tasks.split(",") if tasks else None, "temperature": temperature,
+            "env": env, "engine": engine, "tasks": named, "temperature": temperature,
             "train_batch_size": train_batch_size, "n_samples_per_prompt": n_samples_per_prompt, "max_turns": max_turns,
             "max_generate_length": max_generate_length,
         },

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from nanoskyrl_cli.options import RunOption, path
+from nanoskyrl_cli.options import RunOption, data_stream, path
 
 
 def show(
@@ -24,4 +24,4 @@ def show(
     from nanoskyrl.stages.show import show as stage
     from nanoskyrl.stages.storage import as_path
 
-    stage(path(place) or as_path(run or default_run()), row=row, timing=timing, limit=limit)
+    stage(path(place) or as_path(run or default_run()), row=row, timing=timing, limit=limit, file=data_stream())

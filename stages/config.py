@@ -27,6 +27,12 @@ Settings = dict[str, dict[str, Any]]
 
 C = TypeVar("C")
 
+OF_THE_RUN = {
+    "rollout.seed": "Set `run.seed`",
+    "rollout.step": "The next step of the run is taken; `--run` names another run",
+}
+"""Fields that every command fills in by itself, so that a value in a file would be ignored."""
+
 CONFIGS = {
     "rollout": "nanoskyrl.stages.rollout:RolloutConfig",
     "score": "nanoskyrl.stages.score:ScoreConfig",
@@ -129,7 +135,14 @@ def _yaml_loader() -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        pass
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            """Refuse a key that stands there twice, as TOML does; YAML would take the last in silence."""
+            seen: set[str] = set()
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                if key.value in seen:
+                    raise ValueError(f"line {key.start_mark.line + 1} has the key `{key.value}` a second time")
+                seen.add(key.value)
+            return super().construct_mapping(node, deep)
 
     number = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
@@ -208,6 +221,8 @@ def check_keys(table: str, keys: Iterable[str]) -> None:
     for key in keys:
         if key not in known:
             raise SettingsError(f"unknown key `{table}.{key}`", hint=_suggest(table, key, known))
+        if hint := OF_THE_RUN.get(f"{table}.{key}"):
+            raise SettingsError(f"`{table}.{key}` follows from the run and cannot be set", hint=hint)
 
 
 def _suggest(table: str, key: str, known: list[str]) -> str:

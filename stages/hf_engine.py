@@ -13,10 +13,18 @@ import numpy as np
 import torch
 
 from nanoskyrl.stages.engines import Generation, HfConfig, Request, Sampling, TokenEngine
-from nanoskyrl.stages.errors import EngineError
+from nanoskyrl.stages.errors import EngineError, InputError
 from nanoskyrl.stages.kv_cache import empty_cache, forward, select_rows
 from nanoskyrl.stages.logprobs import sequence_logprobs
-from nanoskyrl.stages.policy import frame_digest, is_adapter, load_model, load_tokenizer, policy_digest, stop_ids
+from nanoskyrl.stages.policy import (
+    check_vocabulary,
+    frame_digest,
+    is_adapter,
+    load_model,
+    load_tokenizer,
+    policy_digest,
+    stop_ids,
+)
 from nanoskyrl.stages.rendering import Renderer
 
 COMPACT_BELOW = 0.75
@@ -54,6 +62,7 @@ class HfEngine(TokenEngine):
         self.device = pick_device(config.device)
         self._model: Any = None
         self._policy = Path()
+        self._embeddings = 0
         self._stop_ids: frozenset[int] | None = None
         self._frame: str | None = None  # digest of all that is not weights
 
@@ -67,7 +76,9 @@ class HfEngine(TokenEngine):
             if hasattr(model, "merge_and_unload"):
                 model = model.merge_and_unload()
             self._model = model.eval().requires_grad_(False)
+            self._embeddings = int(model.get_input_embeddings().num_embeddings)
             tokenizer = load_tokenizer(policy)
+            check_vocabulary(policy, tokenizer, self._embeddings)
             self.renderer = Renderer(tokenizer)
             self._policy, self._stop_ids = policy, None
             self.context_length = int(getattr(model.config, "max_position_embeddings", 1 << 20))
@@ -78,7 +89,8 @@ class HfEngine(TokenEngine):
     def stop_ids(self) -> frozenset[int]:
         """Every token that ends a turn; found when it is first needed, for it asks the chat template."""
         if self._stop_ids is None:
-            self._stop_ids = stop_ids(self._policy, self.renderer.tokenizer, self.renderer.turn_end_id)
+            tokenizer, turn_end = self.renderer.tokenizer, self.renderer.turn_end_id
+            self._stop_ids = stop_ids(self._policy, tokenizer, turn_end, self._embeddings)
         return self._stop_ids
 
     def _take_weights(self, policy: Path) -> bool:
@@ -159,6 +171,11 @@ class HfEngine(TokenEngine):
         for row, prompt in enumerate(different):
             ids[row, width - len(prompt) :] = torch.tensor(prompt)
             mask[row, width - len(prompt) :] = 1
+        if (largest := int(ids.max())) >= self._embeddings:
+            raise InputError(
+                f"a prompt holds the token {largest}, and the model of `{self._policy}` embeds {self._embeddings}",
+                hint="Name a model with its own tokenizer, or resize the embeddings",
+            )
         kv = empty_cache(self._model)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         logits = forward(

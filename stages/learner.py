@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all, response_part
@@ -34,7 +35,7 @@ from nanoskyrl.stages.policy import (
     read_info,
     write_info,
 )
-from nanoskyrl.stages.storage import TEMPORARY, link_or_copy, make_directory, sync_tree
+from nanoskyrl.stages.storage import TEMPORARY, link_or_copy, make_directory, sync_tree, write_errors
 from nanoskyrl.stages.train_config import DEFAULT_LORA_RANK, FULL_BELOW, CriticConfig, OptimizerConfig
 
 DEFAULT_LR = {"full_small": 2e-4, "full": 1e-6, "lora": 1e-4}
@@ -141,6 +142,15 @@ class Learner:
     def _with_adapters(self, model: Any, policy: Path, seed: int) -> Any:
         from peft import LoraConfig, get_peft_model
 
+        # Not the smallest layer: a router of a few experts would forbid every useful rank.
+        head = model.get_output_embeddings()
+        linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+        largest = max((min(m.in_features, m.out_features) for m in linear), default=self.lora_rank)
+        if self.lora_rank > largest:
+            raise SettingsError(
+                f"`train.lora_rank` is {self.lora_rank}, past the {largest} of the model's largest layer",
+                hint="Give less than that, such as 16, or train the whole model with 0",
+            )
         torch.manual_seed(seed)
         config = LoraConfig(
             r=self.lora_rank, lora_alpha=self.config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
@@ -279,17 +289,23 @@ class Learner:
         base = (read_info(self._policy).base or parent) if self.lora_rank else None
         model = self._accelerator.unwrap_model(self.model)
         make_directory(policy)
-        with tempfile.TemporaryDirectory(dir=policy.parent, prefix="policy-", suffix=TEMPORARY) as scratch:
+        with (
+            write_errors(policy, SafetensorError),
+            tempfile.TemporaryDirectory(dir=policy.parent, prefix="policy-", suffix=TEMPORARY) as scratch,
+        ):
             model.save_pretrained(scratch)
             for file in policy_files(Path(scratch)):
                 file.rename(policy / file.name)
         # The tokenizer is the parent's, byte for byte. A directory from outside may change under us: copy that.
         take = link_or_copy if (self._policy / POLICY_JSON).is_file() else shutil.copyfile
-        for file in policy_files(self._policy):
-            if not is_weights(file) and not (policy / file.name).exists() and not (base and file.name == "config.json"):
-                take(file, policy / file.name)
+        with write_errors(policy):
+            for file in policy_files(self._policy):
+                there = is_weights(file) or (policy / file.name).exists()
+                if not there and not (base and file.name == "config.json"):
+                    take(file, policy / file.name)
         if self.critic is not None:
-            save_critic(self._accelerator.unwrap_model(self.critic), policy)
+            with write_errors(policy, SafetensorError):
+                save_critic(self._accelerator.unwrap_model(self.critic), policy)
         canary = list(canary)[:CANARY_TOKENS]
         with torch.no_grad():
             ids = torch.tensor([canary], device=self.device)
@@ -308,11 +324,12 @@ class Learner:
             ),
         )
         make_directory(state)
-        torch.save(
-            {"optimizer": self._optimizer.state_dict(), "scheduler": self._scheduler.state_dict()}, state / STATE_FILE
-        )
-        sync_tree(policy)
-        sync_tree(state)
+        kept = {"optimizer": self._optimizer.state_dict(), "scheduler": self._scheduler.state_dict()}
+        with write_errors(state / STATE_FILE, RuntimeError):  # torch's writer knows no OSError
+            torch.save(kept, state / STATE_FILE)
+        with write_errors(policy.parent):
+            sync_tree(policy)
+            sync_tree(state)
         self.policy_digest, self._state_digest, self._policy = policy_digest(policy), _state_digest(state), policy
         self._critic_digest = critic_digest(policy)
         return self.policy_digest

@@ -13,7 +13,7 @@ from typing import Any
 
 from nanoskyrl.stages.config import Settings, plugin_config, stage_config, to_plain
 from nanoskyrl.stages.errors import ConflictError, InputError, SettingsError
-from nanoskyrl.stages.manifest import first_difference
+from nanoskyrl.stages.manifest import first_difference, locked
 from nanoskyrl.stages.metrics import MetricsLog, latest, read_metrics
 from nanoskyrl.stages.runs import STAGES, Run
 from nanoskyrl.stages.session import Session
@@ -75,9 +75,16 @@ def loop(run: Run, settings: Settings, *, report: Report = lambda step, numbers:
 
     Raises:
         ConflictError: the run began with other settings.
+        OutputError: another loop is at work in the run.
     """
     config: LoopConfig = stage_config(settings, "loop")
     session = Session(run, settings, keep_up=True)
+    with locked(run.root):
+        return _steps(session, config, report, force=force)
+
+
+def _steps(session: Session, config: LoopConfig, report: Report, *, force: bool) -> int:
+    run, settings = session.run, session.settings
     _keep_settings(run, resolve(settings), force)
     session.begin()
     if force:

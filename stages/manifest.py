@@ -30,9 +30,11 @@ from nanoskyrl.stages.trajectory import SCHEMA_VERSION
 MANIFEST, STARTED = "manifest.json", "started.json"
 CLEARING = "clearing"
 """In `started.json` while an old output is being deleted: what is still there is worth nothing."""
+TABLES = ("rollout", "score", "advantage", "train", "sync", "eval")
+"""Settings of stages in a manifest, which later stages look into."""
 FOLDERS, SUMMARY = ("policy", "state"), "summary.json"
 """What a stage may write beside its parts."""
-PART_NAME = re.compile(r"part-\d{5}\.parquet")
+PART_NAME = re.compile(r"part-[0-9]{5}\.parquet")
 OURS = re.compile(
     rf"({PART_NAME.pattern}|manifest\.json|started\.json|summary\.json)(\.tmp)?|policy|state|policy-\w+\.tmp"
 )
@@ -158,7 +160,7 @@ def read_manifest(directory: Path, *, stage: str | Sequence[str] | None = None) 
             hint="Run the stage again, with `--force`",
         ) from error
     version = value.get("schema_version") if isinstance(value, dict) else None
-    if not isinstance(version, int):
+    if not isinstance(version, int) or version < 1:
         raise InputError(
             f"`{directory / MANIFEST}` lacks what a manifest holds: its schema version",
             hint="Run the stage again, with `--force`",
@@ -172,10 +174,16 @@ def read_manifest(directory: Path, *, stage: str | Sequence[str] | None = None) 
 
     try:
         manifest = msgspec.convert(value, Manifest)
-    except msgspec.ValidationError as error:
+        manifest.to_bytes()  # half a surrogate pair is JSON, but nothing that can be written again or digested
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise InputError(
             f"`{directory / MANIFEST}` lacks what a manifest holds: {error}", hint="Run the stage again, with `--force`"
         ) from error
+    if none := [name for name in TABLES if not isinstance(manifest.settings.get(name, {}), dict)]:
+        raise InputError(
+            f"`{directory / MANIFEST}` lacks what a manifest holds: `settings.{none[0]}` is no table",
+            hint="Run the stage again, with `--force`",
+        )
     names = [part.name for part in manifest.parts]
     if len(set(names)) != len(names) or not all(map(PART_NAME.fullmatch, names)):
         raise InputError(
@@ -318,7 +326,7 @@ def open_output(
         yield output
         return
     make_directory(directory)
-    with _locked(directory):
+    with locked(directory):
         if is_finished(directory) and not force:  # another process ended it meanwhile
             output.manifest = _finished_already(directory, head)
             yield output
@@ -398,7 +406,7 @@ def _remove(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[None]:
     """Keep other processes from writing here; a killed one lets go by itself."""
     if not is_local(directory):
         yield

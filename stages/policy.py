@@ -6,16 +6,18 @@ Its digest covers weights, config and tokenizer, for an adapter also the base's 
 log-probs that the trainer saw, by which `sync` proves that the weights arrived.
 """
 
+import contextlib
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from nanoskyrl.stages.digests import digest_file, digest_json
-from nanoskyrl.stages.errors import InputError, OutputError, did_you_mean
+from nanoskyrl.stages.errors import InputError, NanoskyrlError, OutputError, did_you_mean
 from nanoskyrl.stages.storage import as_path, link_or_copy, make_directory, sync_directory, write_whole
 
 if TYPE_CHECKING:
@@ -87,8 +89,9 @@ def _from_hub(name: str) -> Path:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's text; libraries write pages."""
-    return next(iter(str(error).splitlines()), "")
+    """Return the first line of an error's text, or two where it only announces the next; libraries write pages."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    return " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])
 
 
 def check_policy(path: Path) -> None:
@@ -216,7 +219,8 @@ def find_base(adapter: Path) -> Path:
         InputError: no candidate has the digest that the adapter asks for.
     """
     wanted = read_info(adapter).base
-    named = json.loads((adapter / "adapter_config.json").read_bytes()).get("base_model_name_or_path") or ""
+    with _reading(adapter / "adapter_config.json"):
+        named = str(json.loads((adapter / "adapter_config.json").read_bytes()).get("base_model_name_or_path") or "")
     candidates = [parent / "policies" / "00000000" for parent in adapter.resolve().parents]
     if named == STARTER or Path(named).is_dir() or named.count("/") == 1:
         candidates.append(
@@ -230,6 +234,18 @@ def find_base(adapter: Path) -> Path:
     )
 
 
+@contextlib.contextmanager
+def _reading(what: Path | str, hint: str = "Save it again with save_pretrained") -> Iterator[None]:
+    """Turn whatever a library raises over a policy's files into one error: they check with all kinds of exceptions."""
+    try:
+        yield
+    except NanoskyrlError:
+        raise
+    except Exception as error:
+        name = what if isinstance(what, str) else f"`{what}`"
+        raise InputError(f"{name} does not load: {type(error).__name__}: {first_line(error)}", hint=hint) from error
+
+
 def load_tokenizer(path: Path) -> Any:
     """Return the policy's tokenizer.
 
@@ -238,12 +254,11 @@ def load_tokenizer(path: Path) -> Any:
     """
     from transformers import AutoTokenizer
 
-    try:
-        return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(
-            f"the tokenizer of `{path}` does not load: {error}", hint="Save it again with save_pretrained"
-        ) from error
+    with _reading(f"the tokenizer of `{path}`"):
+        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        if not isinstance(tokenizer.model_max_length, int | float):
+            raise TypeError(f"model_max_length is {tokenizer.model_max_length!r}")
+    return tokenizer
 
 
 def load_model(path: Path, *, dtype: "torch.dtype", device: str) -> Any:
@@ -252,36 +267,61 @@ def load_model(path: Path, *, dtype: "torch.dtype", device: str) -> Any:
     Raises:
         InputError: its files cannot be read.
     """
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     base = find_base(path) if is_adapter(path) else path
-    try:
+    with _reading(base / "config.json", "Check it against the config of a model of its kind"):
+        config: Any = AutoConfig.from_pretrained(base)
+    context = getattr(config, "max_position_embeddings", 1)
+    if not isinstance(context, int) or context < 1:
+        raise InputError(
+            f"`{base / 'config.json'}` has max_position_embeddings {context!r}", hint="Give the model's context length"
+        )
+    with _reading(f"the model of `{base}`", "Check its config and weights, and its generation config"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, output_loading_info=True)
         model, loading = loaded
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise InputError(
-            f"the model of `{base}` does not load: {first_line(error)}", hint="Check its config and weights"
-        ) from error
     if missing := sorted(loading.get("missing_keys", ())):
         raise InputError(f"policy `{base}` lacks the weights `{missing[0]}`", hint="Save the whole model there")
     if is_adapter(path):
         from peft import PeftModel
 
-        model = PeftModel.from_pretrained(model, str(path), is_trainable=True)
+        with _reading(f"the adapter `{path}`", "Check its config and weights, and that it belongs to this base"):
+            model = PeftModel.from_pretrained(model, str(path), is_trainable=True)
     return cast(Any, model).to(device)
 
 
-def stop_ids(path: Path, tokenizer: Any, turn_end: int | None) -> frozenset[int]:
-    """Return every token that ends a turn: the model's EOS ids, the tokenizer's, and the template's end of turn."""
+def check_vocabulary(path: Path, tokenizer: Any, embeddings: int) -> None:
+    """Raise InputError if the tokenizer writes tokens that the model does not embed."""
+    # Tokens added later may lie past the end unused: gemma-3-1b has one for images.
+    if tokenizer.vocab_size > embeddings:
+        raise InputError(
+            f"the tokenizer of `{path}` has {tokenizer.vocab_size} tokens, and its model embeds {embeddings}",
+            hint="Name a model with its own tokenizer, or resize the embeddings",
+        )
+
+
+def stop_ids(path: Path, tokenizer: Any, turn_end: int | None, embeddings: int) -> frozenset[int]:
+    """Return every token that ends a turn: the model's EOS ids, the tokenizer's, and the template's end of turn.
+
+    Raises:
+        InputError: the generation config cannot be read, or its EOS ids are no tokens of the model.
+    """
     from transformers import GenerationConfig
 
     found: set[int] = set()
     base = find_base(path) if is_adapter(path) else path
-    if (base / "generation_config.json").is_file():
-        eos = GenerationConfig.from_pretrained(base).eos_token_id
-        found.update(eos if isinstance(eos, list) else [eos] if eos is not None else [])
+    file = base / "generation_config.json"
+    if file.is_file():
+        with _reading(file, "Mend it, or delete it"):
+            eos: Any = GenerationConfig.from_pretrained(base).eos_token_id
+        for token in eos if isinstance(eos, list) else [eos] if eos is not None else []:
+            if type(token) is not int or not 0 <= token < embeddings:
+                raise InputError(
+                    f"`{file}` has the eos_token_id {token!r}",
+                    hint=f"Token ids are integers from 0 to {embeddings - 1}",
+                )
+            found.add(token)
     found.update(token for token in (tokenizer.eos_token_id, turn_end) if token is not None)
     return frozenset(found)

@@ -1,5 +1,7 @@
 """What dry runs and `compare` print: advantages of a shard by group, and algorithms side by side."""
 
+from typing import IO
+
 import numpy as np
 import pyarrow as pa
 from rich.console import Console
@@ -27,9 +29,9 @@ def advantage_of(table: pa.Table, row: int) -> str:
     return span(values[mask != 0]) if values is not None and mask is not None else "0.000"
 
 
-def show_advantages(table: pa.Table, limit: int = 64) -> None:
+def show_advantages(table: pa.Table, limit: int = 64, file: IO[str] | None = None) -> None:
     """Print the rewards and advantages of the first rows, group by group."""
-    console = Console()
+    console = Console(file=file)
     grid = Table(box=None, pad_edge=False)
     names = ("group", "sample", "reward", "shaped", "advantage", "return", "value")
     for name in names:
@@ -54,9 +56,9 @@ def show_advantages(table: pa.Table, limit: int = 64) -> None:
     console.print(f"{more}{kept} of {table.num_rows} rows would be kept; nothing was written")
 
 
-def show_comparison(found: pa.Table, limit: int) -> None:
+def show_comparison(found: pa.Table, limit: int, file: IO[str] | None = None) -> None:
     """Print what `compare` found: a row an algorithm, then how hard the first trajectories are pushed."""
-    console = Console()
+    console = Console(file=file)
     rows = found.to_pylist()
     algos = [row["algo"] for row in rows]
     grid = Table(box=None, pad_edge=False, title="cosines between gradients to the right", title_justify="left")

@@ -153,8 +153,6 @@ class Renderer:
     def _text(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), *, generate: bool = False
     ) -> str:
-        from jinja2 import TemplateError
-
         try:
             return self.tokenizer.apply_chat_template(
                 list(messages),
@@ -163,7 +161,7 @@ class Renderer:
                 add_generation_prompt=generate,
                 tokenize=False,
             )
-        except TemplateError as error:
+        except Exception as error:  # a template is code: jinja's own errors, and all that Python raises
             raise InputError(
                 f"the chat template refuses this conversation: {error}",
                 hint="Use a policy whose template takes these roles",

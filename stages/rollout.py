@@ -103,6 +103,10 @@ class RolloutConfig:
                     f"`rollout.{name}` must be at least 1, not {getattr(self, name)}",
                     hint="Leave it out for the model's context",
                 )
+        if twice := [task for task, count in Counter(self.tasks).items() if count > 1]:
+            raise SettingsError(
+                f"`rollout.tasks` names `{twice[0]}` twice", hint="More attempts at a task are `--n-samples-per-prompt`"
+            )
         if self.step < 0:
             raise SettingsError(f"`rollout.step` must be at least 0, not {self.step}", hint="Steps count from 0")
         if 0 < self.temperature < LEAST_TEMPERATURE or self.temperature == float("inf"):

@@ -10,6 +10,7 @@ Stages that are not told their input or output find it here.
 """
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from nanoskyrl.stages.metrics import METRICS
 DEFAULT_RUN = "runs/default"
 STAGES = ("rollout", "score", "advantage", "train", "sync")
 INPUT_OF = {"score": "rollout", "advantage": "score", "train": "advantage", "sync": "train"}
+NUMBER = re.compile("[0-9]{1,9}")
+"""Of a step or a policy. Python's own idea of digits takes others too, and its int does not take all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +74,13 @@ class Run:
 
     def steps(self) -> list[int]:
         """Return the steps that have a directory, in order."""
-        found = (path.name.removeprefix("step-") for path in self.root.glob("step-*") if path.is_dir())
-        return sorted(int(name) for name in found if name.isdigit())
+        found = ((step_of(path), path) for path in self.root.glob("step-*") if path.is_dir())
+        return sorted(step for step, path in found if step is not None and path == self.step(step))
 
     def policies(self) -> list[int]:
         """Return the published versions, in order."""
-        return sorted(int(path.name) for path in (self.root / "policies").glob("*") if path.name.isdigit())
+        found = ((version_of(path), path) for path in (self.root / "policies").glob("*") if path.is_dir())
+        return sorted(version for version, path in found if version is not None and path == self.policy(version))
 
     def next_step(self) -> int:
         """Return the first step without a finished sync: where `rollout` works."""
@@ -112,4 +116,10 @@ def default_run() -> str:
 
 def version_of(policy: Path) -> int | None:
     """Return the N of `policies/N`, or None for a policy elsewhere."""
-    return int(policy.name) if policy.parent.name == "policies" and policy.name.isdigit() else None
+    return int(policy.name) if policy.parent.name == "policies" and NUMBER.fullmatch(policy.name) else None
+
+
+def step_of(directory: Path) -> int | None:
+    """Return the k of `step-k`, or None for another directory."""
+    number = directory.name.removeprefix("step-")
+    return int(number) if number != directory.name and NUMBER.fullmatch(number) else None

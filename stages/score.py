@@ -110,12 +110,10 @@ def unjudged(table: pa.Table) -> dict[str, int]:
 
 
 def _env_of(source: Manifest) -> str:
-    try:
-        return source.settings["rollout"]["env"]
-    except KeyError as error:
-        raise InputError(
-            "the manifest of the rollout names no environment", hint="Run `skyrl rollout` again"
-        ) from error
+    env = source.settings.get("rollout", {}).get("env")
+    if not isinstance(env, str):
+        raise InputError("the manifest of the rollout names no environment", hint="Run `skyrl rollout` again")
+    return env
 
 
 def weighted(rewards: Mapping[str, float], environment: Environment) -> Scorer:

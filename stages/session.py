@@ -14,9 +14,9 @@ from nanoskyrl.stages.engines import Engine, make_engine
 from nanoskyrl.stages.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.metrics import METRICS, MetricsLog
-from nanoskyrl.stages.policy import policy_digest, publish, read_info, resolve_policy
+from nanoskyrl.stages.policy import check_policy, policy_digest, publish, read_info, resolve_policy
 from nanoskyrl.stages.registry import lookup
-from nanoskyrl.stages.runs import INPUT_OF, Run, RunConfig, version_of
+from nanoskyrl.stages.runs import INPUT_OF, Run, RunConfig, step_of, version_of
 from nanoskyrl.stages.storage import is_local, make_directory, write_whole
 
 NOT_REMEMBERED = ("rollout.tasks",)
@@ -101,6 +101,7 @@ class Session:
             raise InputError(
                 f"policy {version} of run `{self.run.root}` is not published", hint="Run `skyrl sync` first"
             )
+        check_policy(path)
         return path
 
     def rollout(
@@ -314,8 +315,7 @@ class Session:
         config = stage_config(self.settings, "eval")
         rollout_config = stage_config(self.settings, "rollout", seed=self.config.seed)
         if policy is None and rollout_config.engine != "scripted":
-            published = self.run.policies()
-            policy = self.run.policy(published[-1]) if published else self.first_policy()
+            policy = self.policy_of((self.run.policies() or [0])[-1])
         version = version_of(policy) if policy else 0
         # A policy from elsewhere has no version here; its digest names the evaluation.
         place = f"{version:08d}" if version is not None else policy_digest(policy)[:8] if policy else "scripted"
@@ -352,8 +352,7 @@ class Session:
     def _step_of(self, path: Path) -> int | None:
         """Return the step of a stage's directory inside this run, or None elsewhere."""
         parent = path.resolve().parent if "://" not in str(path) else path.parent
-        inside = parent.parent == self.run.root.resolve() and parent.name.removeprefix("step-").isdigit()
-        return int(parent.name.removeprefix("step-")) if inside else None
+        return step_of(parent) if parent.parent == self.run.root.resolve() else None
 
     def _log(self, output: Path, step: int | None) -> MetricsLog:
         inside = self.run.root.resolve() in output.resolve().parents

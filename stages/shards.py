@@ -5,6 +5,7 @@ token ids, whose bytes compress better apart. A part is read only if its digest 
 one in the manifest. `benchmarks/shards.py` measures it.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,10 @@ COMPRESSION_LEVEL = 1
 """Higher levels take longer and gain nothing here: what is split is noise in its low bytes."""
 TOKEN_IDS = ("prompt_ids.list.element", "response_ids.list.element")
 """Split like floats: frequent tokens have small ids, so the high bytes are nearly all 0."""
+
+
+VERSION = re.compile("[0-9]{1,9}")
+"""A schema version in a file's metadata; int would take other digits, too, but not any number of them."""
 
 
 def part_name(index: int) -> str:
@@ -74,7 +79,7 @@ def read_part(path: Path, digest: str | None = None, columns: Sequence[str] | No
 
     Raises:
         InputError: the file is missing, its bytes differ from the digest, it is not Parquet,
-            or it was written under a newer schema.
+            lacks a column, or was written under a newer schema.
     """
     try:
         data = path.read_bytes()
@@ -89,14 +94,15 @@ def read_part(path: Path, digest: str | None = None, columns: Sequence[str] | No
         )
     try:
         # Without threads: pyarrow's pool can abort a process that exits (apache/arrow#39162), and is no faster.
-        wanted = list(columns) if columns is not None else None
-        table = pq.read_table(pa.BufferReader(data), columns=wanted, use_threads=False)
+        # Not by `read_table`, which starts one of the pool's threads whatever it is told.
+        wanted = None if columns is None else list(columns)
+        table = pq.ParquetFile(pa.BufferReader(data)).read(columns=wanted, use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise InputError(
             f"`{path}` is not a readable Parquet file: {error}", hint="Run the stage that writes it again"
         ) from error
     version = (table.schema.metadata or {}).get(SCHEMA_KEY, b"0").decode(errors="replace")
-    if not version.isdecimal():
+    if not VERSION.fullmatch(version):
         raise InputError(
             f"`{path}` has the schema version {version!r}, no number", hint="Run the stage that writes it again"
         )
@@ -106,7 +112,11 @@ def read_part(path: Path, digest: str | None = None, columns: Sequence[str] | No
             f"`{path}` has schema version {found}; this nanoskyrl reads up to {SCHEMA_VERSION}",
             hint="Install a newer nanoskyrl",
         )
-    return table
+    if wanted is None:
+        return table
+    if missing := [name for name in wanted if name not in table.column_names]:
+        raise InputError(f"`{path}` has no column `{missing[0]}`", hint="Run the stage that writes it again")
+    return table.select(wanted)
 
 
 def read_parts(directory: Path, manifest: "Manifest", columns: Sequence[str] | None = None) -> Iterator[pa.Table]:

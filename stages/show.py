@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 from rich.console import Console
@@ -22,9 +22,11 @@ from nanoskyrl.stages.policy import is_adapter, policy_digest, policy_files, rea
 from nanoskyrl.stages.preview import advantage_of
 from nanoskyrl.stages.runs import STAGES, Run
 from nanoskyrl.stages.shards import read_part, read_parts
-from nanoskyrl.stages.trajectory import Trajectory, from_table
+from nanoskyrl.stages.trajectory import Trajectory, check, from_table
 
 TASK_WIDTH = 24
+LEAST_WIDTH = 80
+"""Every table fits into it."""
 
 
 def headline(manifest: Manifest, output: Path) -> str:
@@ -89,16 +91,25 @@ def _number(value: Any) -> str:
     return "?" if value is None else f"{value:.3f}"
 
 
-def show(place: Path, *, row: int | None = None, timing: bool = False, limit: int = 10) -> None:
-    """Print a run, the output of a stage, one part, or one row of it, on stdout.
+def show(
+    place: Path, *, row: int | None = None, timing: bool = False, limit: int = 10, file: IO[str] | None = None
+) -> None:
+    """Print a run, the output of a stage, one part, or one row of it, on stdout or into `file`.
 
     Raises:
         InputError: nothing of the kind is there.
         SettingsError: there is no such row.
     """
-    console = Console()
+    if limit < 1:
+        raise SettingsError(f"`--limit` must be at least 1, not {limit}", hint="Give a number of rows")
+    console = Console(file=file)
     if place.suffix == ".parquet":
-        _show_table(console, read_part(place), row, limit)
+        table = read_part(place)
+        if {"trajectory_id", "ratio_mean"} <= set(table.column_names):  # of `train`, whose module would load torch
+            _show_diagnostics(console, table, limit)
+        else:
+            _check_part(place, table)
+            _show_table(console, table, row, limit)
         return
     if is_finished(place):
         manifest = read_manifest(place)
@@ -108,6 +119,7 @@ def show(place: Path, *, row: int | None = None, timing: bool = False, limit: in
         if table is not None and manifest.stage == "train":
             _show_diagnostics(console, table, limit)
         elif table is not None:
+            _check_part(place, table)
             _show_table(console, table, row, limit)
         return
     if not place.is_dir():
@@ -126,10 +138,27 @@ def show(place: Path, *, row: int | None = None, timing: bool = False, limit: in
     if row is not None:
         raise SettingsError("a run has no rows", hint="Name a stage's directory, such as `step-000000/score`")
     if timing:
-        console.print(timing_table(run))
+        _print_table(console, timing_table(run))
         return
-    console.print(_run_table(run, limit))
+    _print_table(console, _run_table(run, limit))
     console.print(Text(curve(run)))
+
+
+def _check_part(place: Path, table: pa.Table) -> None:
+    """Raise InputError unless these are trajectories; the columns say of which stage."""
+    names = table.column_names
+    try:
+        check(table, "advantage" if "kept" in names else "score" if "score_status" in names else "rollout")
+    except InputError as error:
+        raise InputError(f"`{place}` holds no trajectories: {error}", hint=error.hint) from error
+
+
+def _print_table(console: Console, grid: Table) -> None:
+    """Print a table; on a terminal too narrow for it, lines run on and no number loses its digits."""
+    width = console.width
+    console.width = max(width, LEAST_WIDTH)
+    console.print(grid)
+    console.width = width
 
 
 def _show_policy(console: Console, place: Path) -> None:
@@ -151,7 +180,8 @@ def _show_policy(console: Console, place: Path) -> None:
 def _show_table(console: Console, table: pa.Table, row: int | None, limit: int) -> None:
     if row is not None:
         if not -table.num_rows <= row < table.num_rows:
-            raise SettingsError(f"there is no row {row}", hint=f"Rows are 0 to {table.num_rows - 1}")
+            hint = f"Rows are 0 to {table.num_rows - 1}" if table.num_rows else "There are no rows at all"
+            raise SettingsError(f"there is no row {row}", hint=hint)
         _show_trajectory(console, next(from_table(table.slice(row % table.num_rows, 1))))
         return
     grid = Table(box=None, pad_edge=False, expand=True)
@@ -166,7 +196,7 @@ def _show_table(console: Console, table: pa.Table, row: int | None, limit: int) 
     for name in ("sample", "turns", "tokens", *extra):
         grid.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     grid.add_column("response", no_wrap=True, ratio=1)
-    head = table.slice(0, limit)
+    head = table.slice(0, min(limit, table.num_rows))
     for index, t in enumerate(from_table(head)):
         cells = [str(index), t.task_id, t.status, str(t.sample), str(len(t.turns)), str(t.completion_tokens)]
         if "reward" in extra:
@@ -174,7 +204,7 @@ def _show_table(console: Console, table: pa.Table, row: int | None, limit: int) 
         if "advantage" in extra:
             cells.append(advantage_of(head, index))
         grid.add_row(*map(escape, [*cells, " ".join(t.response.split())]))
-    console.print(grid)
+    _print_table(console, grid)
     if table.num_rows > limit:
         console.print(f"{table.num_rows - limit} more; --limit shows them, --row N prints one whole")
 
@@ -222,9 +252,9 @@ def _show_diagnostics(console: Console, table: pa.Table, limit: int) -> None:
     grid = Table(box=None, pad_edge=False)
     for name in table.column_names:
         grid.add_column(name, justify="left" if name == "trajectory_id" else "right")
-    for row in table.slice(0, limit).to_pylist():
+    for row in table.slice(0, min(limit, table.num_rows)).to_pylist():
         grid.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value)[:12] for value in row.values()))
-    console.print(grid)
+    _print_table(console, grid)
 
 
 def _run_table(run: Run, limit: int) -> Table:

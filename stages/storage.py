@@ -42,9 +42,24 @@ def is_local(path: Path) -> bool:
 
 
 @contextlib.contextmanager
+def write_errors(path: Path, *others: type[Exception]) -> Iterator[None]:
+    """Turn a failure to write into one error that names the place.
+
+    Args:
+        path: What is being written.
+        others: What a library raises besides OSError, whose text is then all there is.
+    """
+    try:
+        yield
+    except (OSError, *others) as error:
+        says = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
+        raise OutputError(f"cannot write `{path}`: {says}", hint="Check free space and permissions") from error
+
+
+@contextlib.contextmanager
 def whole_file(path: Path, *, durable: bool = True) -> Iterator[IO[Any]]:
     """Open a file for binary writing that is at `path` only once it is complete, and on disk if `durable`."""
-    try:
+    with write_errors(path):
         if not is_local(path):
             # Closing a remote file uploads what is in it, also half of it: so it is opened when all is there.
             buffer = io.BytesIO()
@@ -58,11 +73,12 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[IO[Any]]:
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write `{path}`: {error.strerror or error}", hint="Check free space and permissions"
-        ) from error
+        try:
+            temporary.replace(path)
+        except FileNotFoundError as error:  # what was just written is gone: somebody else put it in place
+            raise OutputError(
+                f"another process is writing `{path}`", hint="Wait for it, or name another place"
+            ) from error
 
 
 def sync_directory(path: Path) -> None:

@@ -27,9 +27,11 @@ class SyncConfig:
     """Largest difference in nats between the engine's canary log-probs and the trainer's; 1e-4 suits float32."""
 
     def __post_init__(self) -> None:
-        """Refuse a tolerance that nothing could meet."""
-        if self.tolerance <= 0:
-            raise SettingsError(f"`sync.tolerance` must be above 0, not {self.tolerance}", hint="1e-4 suits float32")
+        """Refuse a tolerance that nothing could meet, or that everything would."""
+        if not 0 < self.tolerance < float("inf"):
+            raise SettingsError(
+                f"`sync.tolerance` must be above 0 and finite, not {self.tolerance}", hint="1e-4 suits float32"
+            )
 
 
 def sync(

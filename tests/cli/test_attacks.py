@@ -20,6 +20,7 @@ class Episode(TextMathEpisode):
     def __init__(self, kind): self.kind = kind
     def reset(self, task, seed):
         if self.kind == "reset_none": return None
+        if self.kind == "prints": print("reset")
         if self.kind == "reset_exit": raise SystemExit(0)
         if self.kind == "no_content": return Observation(messages=[{"role": "user"}])
         if self.kind == "metadata": return Observation(messages=[{"role": "user", "content": "x"}], metadata={"a": object()})
@@ -33,7 +34,7 @@ class Episode(TextMathEpisode):
 def make(kind):
     return type(kind, (Base,), {"kind": kind})
 
-for kind in ("reset_none", "reset_exit", "no_content", "metadata", "step_none", "reward_text", "odd_role"):
+for kind in ("reset_none", "reset_exit", "no_content", "metadata", "step_none", "reward_text", "odd_role", "prints"):
     globals()[kind] = make(kind)
 
 class tasks_none(Base):
@@ -48,6 +49,9 @@ number = 5
 
 def text(t): return "much"
 def nan(t): return float("nan")
+def printing(t):
+    print("judging")
+    return 1.0
 def large(t): return 1e308
 def leave(t): raise SystemExit(0)
 def odd_success(t): return Score(reward=1.0, success="yes")
@@ -167,3 +171,16 @@ def test_a_forced_loop_settles_on_its_new_settings(here):
     assert skyrl(["loop", "--steps", "2", "--set", "rollout.temperature=0.9"]) == 2
     assert skyrl(["loop", "--steps", "2", "--set", "rollout.temperature=0.9", "--force"]) == 0
     assert skyrl(["loop", "--steps", "2"]) == 0
+
+
+def test_what_a_plug_in_prints_does_not_mix_with_the_data(here, capsys):
+    (here / "loud_plugin.py").write_text("from odd_plugins import prints\nprint('imported')\n")
+    assert rollout("loud_plugin:prints", "--json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["stage"] == "rollout"
+    assert "imported" in err
+    assert "reset" in err
+    assert skyrl(["score", "--reward", "odd_plugins:printing", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["stage"] == "score"
+    assert "judging" in err

@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import resource
 import shutil
 import stat
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from running import SMALL
@@ -49,11 +51,46 @@ def newer(run):
     return ["score", stage(run, "rollout"), "--out", run.parent / "out"]
 
 
-def newer_part(run):
+def part_of_version(version):
+    def arrange(run):
+        path = stage(run, "rollout") / "part-00000.parquet"
+        table = pq.read_table(path)
+        metadata = {**table.schema.metadata, b"nanoskyrl.schema_version": version}
+        pq.write_table(table.replace_schema_metadata(metadata), path)
+        return ["show", path]
+
+    return arrange
+
+
+def part_without(*names):
+    def arrange(run):
+        path = stage(run, "advantage") / "part-00000.parquet"
+        pq.write_table(pq.read_table(path).drop(list(names)), run.parent / "part.parquet")
+        return ["show", run.parent / "part.parquet"]
+
+    return arrange
+
+
+def foreign_part(run):
+    pq.write_table(pa.table({"a": [1, 2]}), run.parent / "foreign.parquet")
+    return ["show", run.parent / "foreign.parquet", "--row", "0"]
+
+
+def no_rows(run):
     path = stage(run, "rollout") / "part-00000.parquet"
-    table = pq.read_table(path)
-    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"nanoskyrl.schema_version": b"99"}), path)
-    return ["show", path]
+    pq.write_table(pq.read_table(path).slice(0, 0), run.parent / "empty.parquet")
+    return ["show", run.parent / "empty.parquet", "--row", "0"]
+
+
+def env_of(name):
+    def arrange(run):
+        path = stage(run, "rollout") / "manifest.json"
+        manifest = json.loads(path.read_text())
+        manifest["settings"]["rollout"]["env"] = name
+        path.write_text(json.dumps(manifest))
+        return ["score", stage(run, "rollout"), "--out", run.parent / "out"]
+
+    return arrange
 
 
 def unfinished(run):
@@ -95,6 +132,35 @@ def broken_weights(run):
     place = run.parent / "policy"
     shutil.copytree(STARTER_DIRECTORY, place)
     (place / "model.safetensors").write_bytes(b"nothing of the kind")
+    return ["rollout", "--policy", place, "--run", run.parent / "new"]
+
+
+def policy_with(name, change):
+    """Copy the starter with another text in one of its files, or with other values in its JSON."""
+
+    def arrange(run):
+        place = run.parent / "policy"
+        shutil.copytree(STARTER_DIRECTORY, place)
+        file = place / name
+        file.write_text(json.dumps({**json.loads(file.read_text()), **change}) if isinstance(change, dict) else change)
+        return ["rollout", "--policy", place, "--run", run.parent / "new"]
+
+    return arrange
+
+
+def empty_policy(run):
+    (run / "policies" / "00000002").mkdir()
+    return ["eval", "--run", run]
+
+
+def few_embeddings(run):
+    from transformers import AutoModelForCausalLM
+
+    place = run.parent / "policy"
+    shutil.copytree(STARTER_DIRECTORY, place)
+    model = AutoModelForCausalLM.from_pretrained(place)
+    model.resize_token_embeddings(100)
+    model.save_pretrained(place)
     return ["rollout", "--policy", place, "--run", run.parent / "new"]
 
 
@@ -146,6 +212,19 @@ CASES = {
     "a policy without weights": (policy_without("*.safetensors"), 2, "has no weights", "save_pretrained"),
     "a policy without config": (policy_without("config.json"), 2, "holds no config.json", "Hugging Face"),
     "a policy with broken weights": (broken_weights, 2, "does not load", "Check its config and weights"),
+    "a policy with a broken generation config": (policy_with("generation_config.json", "{"), 2, "generation_config.json` does not load", "Mend it"),
+    "a generation config that is a list": (policy_with("generation_config.json", "[]"), 2, "does not load: TypeError", "generation config"),
+    "an end token that is text": (policy_with("generation_config.json", {"eos_token_id": "x"}), 2, "generation_config.json` has the eos_token_id 'x'", "integers from 0 to 639"),
+    "an end token past the vocabulary": (policy_with("generation_config.json", {"eos_token_id": [2, 10**30]}), 2, "has the eos_token_id 1000", "integers from 0 to 639"),
+    "a config of the wrong types": (policy_with("config.json", {"hidden_size": "x"}), 2, "config.json` does not load", "config"),
+    "a config without layers' sizes": (policy_with("config.json", {"num_attention_heads": 0}), 2, "does not load: ZeroDivisionError", "Check its config"),
+    "a context of no tokens": (policy_with("config.json", {"max_position_embeddings": 0}), 2, "config.json` has max_position_embeddings 0", "context length"),
+    "a tokenizer that is a list": (policy_with("tokenizer.json", "[]"), 2, "the tokenizer of", "save_pretrained"),
+    "a tokenizer config that is a list": (policy_with("tokenizer_config.json", "[]"), 2, "the tokenizer of", "save_pretrained"),
+    "a tokenizer without a model": (policy_with("tokenizer.json", {"model": {}}), 2, "the tokenizer of", "save_pretrained"),
+    "a tokenizer with an odd limit": (policy_with("tokenizer_config.json", {"model_max_length": "x"}), 2, "the tokenizer of", "save_pretrained"),
+    "a chat template that fails": (policy_with("chat_template.jinja", "{{ 1 + 'a' }}"), 2, "the chat template refuses", "template"),
+    "a tokenizer larger than its model": (few_embeddings, 2, "and its model embeds 100", "resize the embeddings"),
     "an input that is not there": (with_flags("score", "no/such/place"), 2, "there is no directory `no/such/place`", "skyrl rollout"),
     "a run without a rollout": (with_flags("score"), 2, "has no finished `rollout`", "Run `skyrl rollout` first"),
     "a run without a train": (with_flags("sync"), 2, "has no finished `train`", "Run `skyrl train` first"),
@@ -157,7 +236,11 @@ CASES = {
     "a missing part": (missing_part, 2, "part-00001.parquet` is missing", "--force"),
     "a torn manifest": (torn_manifest, 2, "is not JSON", "--force"),
     "a newer schema": (newer, 2, "schema version 99; this nanoskyrl reads up to 1", "Install a newer nanoskyrl"),
-    "a newer part": (newer_part, 2, "schema version 99; this nanoskyrl reads up to 1", "Install a newer nanoskyrl"),
+    "a newer part": (part_of_version(b"99"), 2, "schema version 99; this nanoskyrl reads up to 1", "Install a newer nanoskyrl"),
+    "a part of a version below 0": (part_of_version(b"-1"), 2, "has the schema version '-1', no number", "again"),
+    "a part of a version past all numbers": (part_of_version(b"9" * 5000), 2, "no number", "again"),
+    "a rollout of no environment": (env_of(None), 2, "the manifest of the rollout names no environment", "skyrl rollout"),
+    "a rollout of a list of environments": (env_of([]), 2, "the manifest of the rollout names no environment", "skyrl rollout"),
     "an unknown key": (with_flags("rollout", "--set", "rollout.temperatur=1"), 2, "unknown key `rollout.temperatur`", "Did you mean `rollout.temperature`?"),
     "a rival's key": (with_flags("rollout", "--set", "rollout.num_generations=4"), 2, "unknown key `rollout.num_generations`", "Did you mean `rollout.n_samples_per_prompt`?"),
     "a rival's key in the wrong table": (with_flags("rollout", "--set", "train.max_completion_length=4"), 2, "unknown key `train.max_completion_length`", "Did you mean `rollout.max_generate_length`?"),
@@ -174,6 +257,13 @@ CASES = {
     "a clip below 0": (in_run("train", "--set", "grpo.eps_clip_high=-0.1", "--force"), 2, "`grpo.eps_clip_high` -0.1", "at least 0"),
     "an unknown reduction": (in_run("train", "--set", "train.loss_reduction=token_meen", "--force"), 2, "unknown loss_reduction `token_meen`", "Did you mean `token_mean`?"),
     "a reduction without its horizon": (in_run("train", "--set", "train.loss_reduction=seq_mean_token_sum_norm", "--force"), 2, "without a horizon", "train.horizon"),
+    "a rank past the model's layers": (lambda run: ["train", "--set", "train.lora_rank=1000", "--run", run, "--out", run.parent / "out"], 2, "`train.lora_rank` is 1000, past the 96", "such as 16"),
+    "a task named twice": (with_flags("rollout", "--tasks", "addition-1-000000, addition-1-000000"), 2, "`rollout.tasks` names `addition-1-000000` twice", "--n-samples-per-prompt"),
+    "a tolerance that all would meet": (in_run("sync", "--set", "sync.tolerance=inf", "--force"), 2, "`sync.tolerance` must be above 0 and finite, not inf", "1e-4"),
+    "a seed of the rollout": (with_flags("rollout", "--set", "rollout.seed=1"), 2, "`rollout.seed` follows from the run", "`run.seed`"),
+    "a step of the rollout": (settings("[rollout]\nstep = 3\n"), 2, "`rollout.step` follows from the run", "next step"),
+    "a YAML key written twice": (settings("rollout:\n  max_turns: 2\n  max_turns: 3\n", "run.yaml"), 2, "run.yaml` is not YAML: line 3 has the key `max_turns` a second time", "Mend the line"),
+    "a policy of the run that is empty": (empty_policy, 2, "policies/00000002` holds no config.json", "Hugging Face"),
     "settings that are no TOML": (settings("[rollout\n"), 2, "is not TOML", "Mend the line"),
     "settings that are no YAML": (settings("rollout: [", "run.yaml"), 2, "is not YAML", "Mend the line"),
     "settings outside a table": (settings("temperature = 1.0\n"), 2, "`temperature` in", "[rollout]"),
@@ -195,6 +285,11 @@ CASES = {
     "a weight that is no number": (in_run("score", "--reward", "env=much", "--force"), 2, "no number after the sign", "env=0.5"),
     "nothing to show": (lambda run: ["show", run.parent / "nothing"], 2, "there is nothing at", "Name a run"),
     "a row that is not there": (lambda run: ["show", stage(run, "score"), "--row", "999"], 2, "there is no row 999", "Rows are 0 to 15"),
+    "a file of something else to show": (foreign_part, 2, "foreign.parquet` holds no trajectories: column `trajectory_id` is missing", "docs/trajectory.md"),
+    "trajectories without turns": (part_without("turns"), 2, "part.parquet` holds no trajectories: column `turns` is missing", "docs/trajectory.md"),
+    "trajectories without advantages": (part_without("advantages", "drop_reason"), 2, "column `advantages` is missing", "docs/trajectory.md"),
+    "a row of none": (no_rows, 2, "there is no row 0", "no rows at all"),
+    "fewer rows than none": (in_run("show", "--limit", "-1"), 2, "`--limit` must be at least 1, not -1", "number of rows"),
     "nothing to verify": (lambda run: ["verify", run.parent / "nothing"], 2, "neither a run nor a finished stage", "runs/default"),
     "an unknown kind": (lambda run: ["list", "envs"], 2, "there is no kind `envs`", "Did you mean `env`?"),
     "settings written twice": (in_run("init"), 2, "is there already", "--force"),
@@ -235,6 +330,21 @@ def test_an_output_that_cannot_be_written_is_an_error(spoilt, capsys):
     assert re.match(r"error: cannot create `.*`: .+\n\nhint: ", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(("share", "what"), [(0.5, "policy"), (1.5, "state/optimizer.pt")])
+def test_a_disk_that_fills_up_while_a_policy_is_saved_is_an_error(share, what, spoilt, capsys):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    weights = (STARTER_DIRECTORY / "model.safetensors").stat().st_size  # the optimizer's state is twice as large
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(share * weights), hard))
+    try:
+        assert skyrl(["train", "--run", str(spoilt), "--force"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: cannot write `{stage(spoilt, 'train') / what}`: ")
+    assert error.endswith("hint: Check free space and permissions\n")
+    assert error.count("\n") == 3
+
+
 def test_a_failed_attempt_ends_with_code_3_and_a_count(tmp_path, capsys):
     (tmp_path / "flaky_env.py").write_text(
         "from nanoskyrl.envs.text_math import TextMath, TextMathEpisode\n"
@@ -264,3 +374,46 @@ def test_json_on_stdout_is_the_manifest_and_nothing_else(spoilt, capsys):
     out, err = capsys.readouterr()
     assert json.loads(out)["stage"] == "score"
     assert "Up to date" in err
+
+
+def test_names_of_tasks_may_have_spaces_around_them(tmp_path):
+    tasks = "addition-1-000001, addition-1-000002"
+    arguments = ["rollout", "--engine", "scripted", "--n-samples-per-prompt", "1", "--tasks", tasks]
+    assert skyrl([*arguments, "--out", str(tmp_path / "out")]) == 0
+    found = pq.read_table(tmp_path / "out" / "part-00000.parquet").column("task_id").to_pylist()
+    assert found == ["addition-1-000001", "addition-1-000002"]
+
+
+@pytest.mark.parametrize("number", ["\N{SUPERSCRIPT TWO}", "\N{ARABIC-INDIC DIGIT TWO}", "7", "9" * 20])
+def test_directories_that_only_look_like_steps_and_policies_are_none(spoilt, number, capsys):
+    steps, policies = Run(spoilt).steps(), Run(spoilt).policies()
+    (spoilt / f"step-{number}" / "rollout").mkdir(parents=True)
+    (spoilt / "policies" / number).mkdir()
+    assert (Run(spoilt).steps(), Run(spoilt).policies()) == (steps, policies)
+    assert skyrl(["show", str(spoilt)]) == 0
+    assert skyrl(["verify", str(spoilt)]) == 0
+    out = spoilt / f"step-{number}" / "score"
+    assert skyrl(["score", str(stage(spoilt, "rollout")), "--run", str(spoilt), "--out", str(out)]) == 0
+    shutil.copytree(spoilt / "policies" / "00000000", spoilt / "policies" / number, dirs_exist_ok=True)
+    arguments = ["rollout", "--run", str(spoilt), "--policy", str(spoilt / "policies" / number)]
+    assert skyrl([*arguments, "--out", str(spoilt.parent / "out")]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", ["score", "train"])
+def test_more_rows_than_there_are_can_be_asked_for(spoilt, name, capsys):
+    for place in (stage(spoilt, name), stage(spoilt, name) / "part-00000.parquet", spoilt):
+        assert skyrl(["show", str(place), "--limit", "9" * 20]) == 0
+    capsys.readouterr()
+
+
+def test_a_narrow_terminal_costs_a_table_no_digits(spoilt, monkeypatch, capsys):
+    def shown(place):
+        assert skyrl(["show", str(place)]) == 0
+        return capsys.readouterr().out
+
+    places = (spoilt, stage(spoilt, "advantage"), stage(spoilt, "train"))
+    wide = [shown(place) for place in places]
+    monkeypatch.setenv("COLUMNS", "40")
+    assert [shown(place) for place in places[::2]] == wide[::2]
+    assert "advantage" in shown(places[1])

@@ -482,11 +482,30 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path):
     assert hash(manifest.parts) == hash(read_manifest(tmp_path).parts)
 
 
-@pytest.mark.parametrize("version", ["1", None])
-def test_a_schema_version_that_is_no_number_is_an_input_error(tmp_path, version):
+@pytest.mark.parametrize("version", ["1", None, -1, 0, True])
+def test_a_schema_version_that_is_no_number_from_1_is_an_input_error(tmp_path, version):
     work(tmp_path)
     edit(tmp_path / "manifest.json", schema_version=version)
     with pytest.raises(InputError):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("table", [None, "text_math", [], {"\ud800": 1}, {"env": "\udfff"}])
+def test_settings_that_are_no_tables_or_cannot_be_written_are_an_input_error(tmp_path, table):
+    work(tmp_path)
+    edit(tmp_path / "manifest.json", settings={"rollout": table})
+    with pytest.raises(InputError, match=r"manifest\.json` lacks what a manifest holds"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["part-0000\0.parquet", "part-0000\N{ARABIC-INDIC DIGIT TWO}.parquet", "../part-00000.parquet"]
+)
+def test_a_part_with_a_name_that_no_stage_gives_is_an_input_error(tmp_path, name):
+    work(tmp_path)
+    part = json.loads((tmp_path / "manifest.json").read_bytes())["parts"][0]
+    edit(tmp_path / "manifest.json", parts=[{**part, "name": name}])
+    with pytest.raises(InputError, match="lists its parts wrongly"):
         read_manifest(tmp_path)
 
 

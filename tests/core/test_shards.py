@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -250,3 +252,26 @@ def test_a_place_where_no_file_can_be_is_an_input_error(tmp_path, name):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(InputError):
         read_part(tmp_path / name)
+
+
+def test_a_column_that_is_not_there_is_an_input_error_and_others_come_in_the_order_asked_for(tmp_path):
+    path = tmp_path / "part.parquet"
+    write_part(path, pa.table({"a": [1], "b": [2]}))
+    assert read_part(path, columns=["b", "a"]).column_names == ["b", "a"]
+    with pytest.raises(InputError, match="has no column `c`"):
+        read_part(path, columns=["a", "c"])
+
+
+def test_reading_and_writing_start_no_thread(tmp_path):
+    # A pool's thread that is alive when the process exits can abort it.
+    code = (
+        "import psutil, sys; from pathlib import Path; import pyarrow as pa\n"
+        "from nanoskyrl.stages.shards import read_part, write_part\n"
+        "path, count = Path(sys.argv[1]), psutil.Process().num_threads\n"
+        "before = count()\n"
+        "write_part(path, pa.table({'a': list(range(1000))})); read_part(path, columns=['a'])\n"
+        "print(before, count())"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "part.parquet")]
+    before, after = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert before == after

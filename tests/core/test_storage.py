@@ -161,3 +161,8 @@ def test_syncing_changes_nothing_and_passes_over_what_is_not_local(tmp_path):
     sync_tree(tmp_path)
     sync_directory(in_memory(tmp_path))
     assert (tmp_path / "a").read_bytes() == b"weights"
+
+
+def test_a_file_that_another_process_put_in_place_meanwhile_is_said_to_be(tmp_path):
+    with pytest.raises(OutputError, match="another process is writing"), whole_file(tmp_path / "file"):
+        (tmp_path / "file.tmp").rename(tmp_path / "file")

@@ -310,7 +310,7 @@ def test_a_table_is_byte_equal_after_a_round_trip():
 
 any_text = st.text(st.characters(codec=None), max_size=8)
 any_json = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | any_text,
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | any_text,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(any_text, inner, max_size=3),
     max_leaves=5,
 )

@@ -237,3 +237,11 @@ def test_a_lone_surrogate_in_a_prompt_is_read(tmp_path):
 def test_a_line_nested_too_deeply_is_named(tmp_path):
     with pytest.raises(InputError, match="line 1 of"):
         read_bytes(tmp_path, b'{"prompt": "a", "answer": ' + b"[" * 100_000 + b"}")
+
+
+@pytest.mark.parametrize("empty", [{}, {"ground_truth": None}, {"method": "rule"}])
+def test_a_reward_spec_without_ground_truth_leaves_it_to_the_reward_model(tmp_path, empty):
+    row = {"prompt": "1 + 1?", "reward_spec": empty, "reward_model": {"ground_truth": "2"}}
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps(row))
+    assert read_tasks(str(path), "train")[0].ground_truth == "2"

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from nanoskyrl.stages.engines import HfConfig, Request, Sampling
+from nanoskyrl.stages.errors import InputError
 from nanoskyrl.stages.hf_engine import HfEngine, draw
 from nanoskyrl.stages.policy import load_model, resolve_policy
 
@@ -126,3 +127,9 @@ def test_new_weights_taken_in_place_equal_a_fresh_load(tmp_path, up):
     fresh.load(other)
     assert moved._model is model
     assert moved.logprobs([5, 6, 7, 8]) == fresh.logprobs([5, 6, 7, 8]) != before
+
+
+def test_a_prompt_of_tokens_that_the_model_does_not_embed_is_an_input_error(up):
+    request = Request(prompt_ids=[1, 10_000], seed=0, max_tokens=4)
+    with pytest.raises(InputError, match=r"a prompt holds the token 10000, and the model of .* embeds 640"):
+        up.generate([request], Sampling())

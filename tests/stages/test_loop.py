@@ -11,9 +11,9 @@ import pytest
 from running import ROOT, SMALL, as_flags, same_bytes, skyrl
 
 from nanoskyrl.stages.config import merge
-from nanoskyrl.stages.errors import ConflictError
+from nanoskyrl.stages.errors import ConflictError, OutputError
 from nanoskyrl.stages.loop import loop
-from nanoskyrl.stages.manifest import is_finished, read_manifest
+from nanoskyrl.stages.manifest import is_finished, locked, read_manifest
 from nanoskyrl.stages.metrics import latest, read_metrics
 from nanoskyrl.stages.runs import STAGES, Run
 from nanoskyrl.stages.session import Session
@@ -175,3 +175,9 @@ def test_the_example_script_gives_the_bytes_of_the_loop(tmp_path):
     )
     assert looped.returncode == 0, looped.stderr
     assert same_bytes(tmp_path / "hand", tmp_path / "looped") == []
+
+
+def test_a_second_loop_in_a_run_is_refused_while_the_first_is_at_work(tmp_path):
+    with locked(tmp_path / "run"), pytest.raises(OutputError, match=r"another process is writing `.*/run`"):
+        loop(Run(tmp_path / "run"), SMALL)
+    assert not (tmp_path / "run").exists()
