@@ -14,8 +14,8 @@ import numpy as np
 from nanoskyrl.algos.returns import discounted_returns, gae, whiten
 from nanoskyrl.stages.errors import SettingsError
 
-ZERO_SPREAD = 1e-9
-"""Rewards closer than this, relative to the largest, are equal: weighted sums of the same parts differ by rounding."""
+ZERO_SPREAD = 1e-6
+"""Rewards closer than this, relative to the largest, are equal: twelve times 0.7 has a variance only by rounding."""
 SINGLETON = ("zero", "drop", "raw", "error")
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -182,19 +182,8 @@ def advantage(
             tables = [read_part(scored / part.name, part.digest) for part in source.parts]
             for table in tables:
                 check(table, "score")
-            episodes = gather(tables)
-        with watch("estimate"):
-            reasons = drop_reasons(episodes, config)
-        passed: dict[str, Rows] = {}
-        if asks:
-            from nanoskyrl.stages.passes import Passes, Wanted
-
-            wanted = Wanted(policy=policy, reference=reference, **{name: name in asks for name in PASSED})
-            with watch("passes"):
-                needed = _rows_needed(episodes, reasons, config)
-                passed = _passes(tables, out, needed, passes or Passes(), wanted, config)
-        with watch("estimate"):
-            columns = estimate(episodes, reasons, passed, config, estimator)
+        models = Models(policy, reference, passes)
+        columns = advantage_columns(tables, config, estimator, models, out=out, watch=watch)
         start = 0
         for index, table in enumerate(tables):
             end = start + table.num_rows
@@ -209,20 +198,72 @@ def advantage(
     return manifest
 
 
-def preview(scored: Path, config: AdvantageConfig, **models: Any) -> pa.Table:
-    """Return what `advantage` would write of scored shards, in memory.
+class Models(NamedTuple):
+    """What columns that need a model are computed with."""
+
+    policy: Path | None = None
+    """What training starts from."""
+    reference: Path | None = None
+    passes: "Passes | None" = None
+    """Models that are up."""
+
+
+NO_MODELS = Models()
+
+
+def preview(scored: Path, config: AdvantageConfig, models: Models = NO_MODELS) -> pa.Table:
+    """Return what `advantage` would write of scored shards."""
+    tables = list(read_parts(scored, read_manifest(scored, stage="score")))
+    return add_advantages(pa.concat_tables(tables or [schema_of("score").empty_table()]), config, models)
+
+
+def add_advantages(table: pa.Table, config: AdvantageConfig, models: Models = NO_MODELS) -> pa.Table:
+    """Return a scored table, the whole batch, with the columns of `advantage`.
+
+    Raises:
+        SettingsError: an unknown estimator, a group of one under `singleton = error`, or a policy that is not named.
+    """
+    check(table, "score")
+    estimator: Estimator = lookup("estimator", config.estimator or "grpo")
+    _check_named(_asks(config, estimator), models.policy, models.reference)
+    found = add_columns(table, advantage_columns([table], config, estimator, models))
+    check(found, "advantage")
+    return found
+
+
+def advantage_columns(
+    tables: Sequence[pa.Table],
+    config: AdvantageConfig,
+    estimator: Estimator,
+    models: Models,
+    *,
+    out: Output | None = None,
+    watch: Stopwatch | None = None,
+) -> dict[str, list[Any]]:
+    """Return the columns of `advantage`, one value a row of all tables, which are one batch.
 
     Args:
-        scored: Shards written by `score`.
-        config: As for `advantage`.
-        models: `policy`, `reference` and `passes`, as for `advantage`.
+        tables: Scored, one a part.
+        config: The estimator, the shaping and the filters.
+        estimator: The one that config names.
+        models: For the columns that need some.
+        out: Where parts of an interrupted run may hold what models gave.
+        watch: Where time is noted.
     """
-    import tempfile
+    watch = watch or Stopwatch()
+    with watch("estimate"):
+        episodes = gather(tables)
+        reasons = drop_reasons(episodes, config)
+    asks, passed = _asks(config, estimator), {}
+    if asks:
+        from nanoskyrl.stages.passes import Passes, Wanted
 
-    with tempfile.TemporaryDirectory(prefix="skyrl-dry-run-") as scratch:
-        place = Path(scratch) / "advantage"
-        manifest = advantage(scored, place, config, **models)
-        return pa.concat_tables(read_parts(place, manifest))
+        wanted = Wanted(policy=models.policy, reference=models.reference, **{name: name in asks for name in PASSED})
+        with watch("passes"):
+            needed = _rows_needed(episodes, reasons, config)
+            passed = _passes(tables, out, needed, models.passes or Passes(), wanted, config)
+    with watch("estimate"):
+        return estimate(episodes, reasons, passed, config, estimator)
 
 
 def dropped_by_reason(table: pa.Table) -> Mapping[str, int]:
@@ -327,7 +368,7 @@ def _passes(
         start = len(found["logprobs"])
         found["logprobs"] += row_arrays(table.column("logprobs"))
         made: Mapping[str, Rows]
-        if out.has_part(index) and not config.use_kl_in_reward:
+        if out is not None and out.has_part(index) and not config.use_kl_in_reward:
             there = read_part(out.directory / part_name(index), columns=PASSED)
             made = {name: row_arrays(there.column(name)) for name in PASSED}
         else:

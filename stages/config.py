@@ -314,7 +314,7 @@ def field_docs(config: type) -> dict[str, str]:
     docs, last = {}, None
     for node in tree.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            last = node.target.id
+            last = None if "ClassVar" in ast.unparse(node.annotation) else node.target.id
         elif (
             last
             and isinstance(node, ast.Expr)

@@ -185,11 +185,11 @@ class Session:
         self, *, source: Path | None = None, policy: Path | None = None, reference: Path | None = None
     ) -> Any:
         """Return the table that `advantage` would write."""
-        from nanoskyrl.stages.advantage import preview
+        from nanoskyrl.stages.advantage import Models, preview
 
         source, step = self._source("advantage", None, source)
         policy, reference = self._models(step, policy, reference)
-        return preview(source, self.advantage_config(), policy=policy, reference=reference)
+        return preview(source, self.advantage_config(), Models(policy, reference))
 
     def _models(self, step: int | None, policy: Path | None, reference: Path | None) -> tuple[Path | None, Path | None]:
         """Return what training starts from and the reference, as far as a run can say."""

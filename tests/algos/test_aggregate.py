@@ -8,11 +8,12 @@ from nanoskyrl.stages.errors import SettingsError
 
 # Rows of two, one and no trained tokens, with a hole and padding.
 MASK = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+PROMPT_TOKENS = torch.tensor([2.0, 1.0, 1.0])  # the second and third row are of one prompt
 VALUES = torch.tensor([[1.0, 9.0, 2.0], [9.0, 6.0, 9.0], [9.0, 9.0, 9.0]])
 
 
-def reduced(name, values, mask, totals):
-    return float((values * reduction(name)(mask, totals)).sum())
+def reduced(name, values, mask, totals, prompt_tokens=None):
+    return float((values * reduction(name)(mask, totals, prompt_tokens)).sum())
 
 
 @pytest.mark.parametrize(
@@ -21,10 +22,13 @@ def reduced(name, values, mask, totals):
         ("token_mean", (1 + 2 + 6) / 3),
         ("sequence_mean", ((1 + 2) / 2 + 6 + 0) / 3),  # the row without tokens adds 0, and counts
         ("seq_mean_token_sum_norm", ((1 + 2) / 10 + 6 / 10 + 0) / 3),
+        ("seq_mean_token_sum", (1 + 2 + 6 + 0) / 3),
+        ("prompt_mean", ((1 + 2) / 2 + 6 / 1) / 2),
     ],
 )
 def test_three_rows_by_hand(name, value):
-    assert reduced(name, VALUES, MASK, Totals(tokens=3, rows=3, horizon=10)) == pytest.approx(value)
+    totals = Totals(tokens=3, rows=3, horizon=10, prompts=2)
+    assert reduced(name, VALUES, MASK, totals, PROMPT_TOKENS) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +40,7 @@ def test_three_rows_by_hand(name, value):
     ],
 )
 def test_weights_by_hand(name, weights):
-    found = reduction(name)(MASK, Totals(tokens=3, rows=3, horizon=10))
+    found = reduction(name)(MASK, Totals(tokens=3, rows=3, horizon=10), None)
     torch.testing.assert_close(found, torch.tensor(weights, dtype=torch.float32))
 
 
@@ -57,17 +61,22 @@ def test_the_mean_of_two_micro_batches_is_not_the_mean_of_their_means():
 )
 def test_however_rows_are_cut_into_micro_batches_the_sums_add_up(name, rows, cuts, padding):
     values, mask = torch.tensor(rows, dtype=torch.float64).unbind(-1)
-    totals = Totals(tokens=int(mask.sum()), rows=len(rows), horizon=5)
-    whole = reduced(name, values, mask, totals)
+    totals = Totals(tokens=int(mask.sum()), rows=len(rows), horizon=5, prompts=2)
+    prompts = torch.arange(len(rows)) % 2
+    prompt_tokens = torch.stack([mask[prompts == prompt].sum() for prompt in prompts])
+    whole = reduced(name, values, mask, totals, prompt_tokens)
     parts = 0.0
     for cut in set(cuts[: len(rows)]):
         chosen = [row for row in range(len(rows)) if cuts[row] == cut]
         padded = (torch.nn.functional.pad(tensor[chosen], (0, padding)) for tensor in (values, mask))
-        parts += reduced(name, *padded, totals)
+        parts += reduced(name, *padded, totals, prompt_tokens[chosen])
     assert parts == pytest.approx(whole, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", REDUCTIONS)
+BY_ROW = [name for name in REDUCTIONS if name != "prompt_mean"]
+
+
+@pytest.mark.parametrize("name", BY_ROW)
 def test_a_row_without_tokens_counts_as_a_row(name):
     with_it = reduced(name, VALUES, MASK, Totals(tokens=3, rows=3, horizon=10))
     without = reduced(name, VALUES[:2], MASK[:2], Totals(tokens=3, rows=2, horizon=10))
@@ -76,20 +85,21 @@ def test_a_row_without_tokens_counts_as_a_row(name):
 
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_a_batch_without_tokens_is_0_and_no_division_by_it(name):
-    assert reduced(name, VALUES, torch.zeros(3, 3), Totals(tokens=0, rows=3, horizon=10)) == 0.0
-    assert reduced(name, torch.zeros(0, 3), torch.zeros(0, 3), Totals(tokens=0, rows=0, horizon=10)) == 0.0
+    none, some = torch.zeros(0, 3), torch.zeros(3, 3)
+    assert reduced(name, VALUES, some, Totals(0, 3, horizon=10, prompts=2), torch.zeros(3)) == 0.0
+    assert reduced(name, none, none, Totals(0, 0, horizon=10, prompts=1), torch.zeros(0)) == 0.0
 
 
 @pytest.mark.parametrize("name", ["token_mean", "sequence_mean"])
 def test_weights_of_trained_tokens_add_up_to_1(name):
-    weights = reduction(name)(MASK[:2], Totals(tokens=3, rows=2))
+    weights = reduction(name)(MASK[:2], Totals(tokens=3, rows=2), None)
     assert float(weights.sum()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("horizon", [None, 0])
 def test_a_sum_norm_without_a_horizon_is_refused(horizon):
     with pytest.raises(SettingsError, match="needs a horizon") as caught:
-        reduction("seq_mean_token_sum_norm")(MASK, Totals(tokens=3, rows=3, horizon=horizon))
+        reduction("seq_mean_token_sum_norm")(MASK, Totals(tokens=3, rows=3, horizon=horizon), None)
     assert "train.horizon" in caught.value.hint
 
 

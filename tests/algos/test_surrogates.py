@@ -6,20 +6,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoskyrl.algos.aggregate import Totals, reduction
-from nanoskyrl.algos.base import SurrogateInputs
+from nanoskyrl.algos.cispo import CISPO, CispoConfig
+from nanoskyrl.algos.clip import ClipConfig
 from nanoskyrl.algos.grpo import GRPO, GrpoConfig
+from nanoskyrl.algos.gspo import GSPO, GspoConfig
+from nanoskyrl.algos.ppo import PPO
 from nanoskyrl.algos.ratios import LOG_RATIO_LIMIT, token_log_ratio
+from nanoskyrl.algos.rloo import RLOO, RlooConfig
 from nanoskyrl.algos.sapo import SAPO, SapoConfig
 from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.registry import ALGOS, lookup
 
-both = pytest.mark.parametrize("algorithm", [GRPO, SAPO], ids=lambda algorithm: algorithm.name)
+ALL = [lookup("algo", name) for name in ALGOS]
+every = pytest.mark.parametrize("algorithm", ALL, ids=lambda algorithm: algorithm.name)
+REDUCED = ["token_mean", "sequence_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"]
 NAN, INF = float("nan"), float("inf")
 TOKENS = st.tuples(st.floats(-8, 0), st.floats(-5, 5), st.booleans())  # log-prob, advantage, whether it is trained
+NEAR = st.tuples(st.floats(-8, 0), st.floats(-1, 1), st.floats(-3, 3))  # log-prob, log-ratio, advantage
+FAR = st.tuples(st.floats(-8, 0), st.floats(-3, 3), st.floats(-3, 3), st.booleans())  # the same, and whether trained
 
 
 def objective(algorithm, log_ratio, advantages, config=None):
-    """Return the objective and what is reported, for tokens that are all trained."""
-    inputs = SurrogateInputs(log_ratio, advantages, torch.ones_like(advantages))
+    """Return the objective and what is reported, for tokens that are all trained and were certain before."""
+    inputs = algorithm.inputs(log_ratio, torch.zeros_like(advantages), advantages, torch.ones_like(advantages))
     return algorithm.surrogate(inputs, config or algorithm.Config())
 
 
@@ -31,12 +40,12 @@ def gradient_at(algorithm, ratio, advantage, config=None):
     return value.item(), log_ratio.grad.item(), {name: found.item() for name, found in reported.items()}
 
 
-def loss_and_gradient(algorithm, logprobs, old_logprobs, advantages, mask, loss_reduction="token_mean"):
+def loss_and_gradient(algorithm, logprobs, old_logprobs, advantages, mask, loss_reduction="token_mean", config=None):
     """Put ratio, surrogate and reduction together as `train` does."""
     logprobs = logprobs.clone().requires_grad_()
-    log_ratio = token_log_ratio(logprobs, old_logprobs, mask)
-    value, _ = algorithm.surrogate(SurrogateInputs(log_ratio, advantages, mask), algorithm.Config())
-    weights = reduction(loss_reduction)(mask, Totals(tokens=int(mask.sum()), rows=len(mask), horizon=8))
+    inputs = algorithm.inputs(logprobs, old_logprobs, advantages, mask)
+    value, _ = algorithm.surrogate(inputs, config or algorithm.Config())
+    weights = reduction(loss_reduction)(mask, Totals(tokens=int(mask.sum()), rows=len(mask), horizon=8), None)
     loss = -(value.masked_fill(~mask.bool(), 0.0) * weights).sum()
     loss.backward()
     return loss.detach(), logprobs.grad
@@ -141,11 +150,109 @@ def test_grpo_s_two_bounds_are_set_apart():
     assert gradient_at(GRPO, 0.95, -1.0, config)[:2] == pytest.approx((-0.95, -0.95))
 
 
-def test_each_algorithm_names_what_it_was_published_with():
-    assert (GRPO.name, GRPO.estimator, GRPO.loss_reduction) == ("grpo", "grpo", "sequence_mean")
-    assert (SAPO.name, SAPO.estimator, SAPO.loss_reduction) == ("sapo", "grpo", "sequence_mean")
-    assert (GrpoConfig().eps_clip_low, GrpoConfig().eps_clip_high) == (0.2, 0.2)
+@pytest.mark.parametrize(
+    ("name", "estimator", "loss_reduction", "kl", "low", "high"),
+    [
+        ("ppo", "gae", "token_mean", ("reward", "k1"), 0.2, 0.2),
+        ("grpo", "grpo", "sequence_mean", ("loss", "k3"), 0.2, 0.2),
+        ("dapo", "grpo", "token_mean", ("none", "k3"), 0.2, 0.28),
+        ("dr_grpo", "dr_grpo", "seq_mean_token_sum_norm", ("none", "k3"), 0.2, 0.2),
+        ("gspo", "grpo", "sequence_mean", ("none", "k3"), 3e-4, 4e-4),
+        ("rloo", "rloo", "seq_mean_token_sum", ("reward", "k1"), 0.2, 0.2),
+        ("reinforce_pp", "reinforce_pp", "token_mean", ("reward", "k1"), 0.2, 0.2),
+        ("reinforce_pp_baseline", "reinforce_pp_baseline", "token_mean", ("loss", "k2"), 0.2, 0.2),
+        ("sapo", "grpo", "sequence_mean", ("none", "k3"), None, None),
+        ("cispo", "grpo", "token_mean", ("none", "k3"), None, None),
+    ],
+)
+def test_each_algorithm_names_what_it_was_published_with(name, estimator, loss_reduction, kl, low, high):
+    found, config = lookup("algo", name), lookup("algo", name).Config()
+    assert (found.name, found.estimator, found.loss_reduction) == (name, estimator, loss_reduction)
+    assert (found.kl_place, found.kl_estimator) == kl
+    assert (getattr(config, "eps_clip_low", None), getattr(config, "eps_clip_high", None)) == (low, high)
+    assert (found.needs_critic, found.dynamic_sampling) == (name == "ppo", name == "dapo")
+
+
+def test_sapo_s_and_cispo_s_defaults_are_the_papers():
     assert (SapoConfig().tau_pos, SapoConfig().tau_neg) == (1.0, 1.05)
+    assert (CispoConfig().ratio_min, CispoConfig().ratio_max) == (0.0, 5.0)
+
+
+# Dual clip, GSPO, CISPO and RLOO by hand
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "value", "slope", "clipped"),
+    [
+        (9.0, -2.0, 3 * -2, 0.0, 1),  # far likelier and bad: no worse than three times the advantage
+        (2.0, -2.0, 2 * -2, 2 * -2, 0),
+        (9.0, 2.0, 1.2 * 2, 0.0, 1),
+        (0.5, -2.0, 0.8 * -2, 0.0, 1),
+    ],
+)
+def test_a_dual_clip_bounds_what_a_bad_token_can_cost(ratio, advantage, value, slope, clipped):
+    found = gradient_at(PPO, ratio, advantage, ClipConfig(clip_ratio_c=3.0))
+    assert found[:2] == pytest.approx((value, slope))
+    assert found[2] == {"clip_ratio": clipped}
+
+
+def test_gspo_s_ratio_is_the_geometric_mean_of_a_row():
+    # Ratios 2 and 1/2 make 1; 4 and 1 make 2, clipped at 1.28 for a good row and free for a bad one.
+    config = GspoConfig(eps_clip_low=0.2, eps_clip_high=0.28)
+    log_ratio = torch.tensor([[2.0, 0.5], [4.0, 1.0], [4.0, 1.0]]).log().requires_grad_()
+    value, reported = objective(GSPO, log_ratio, torch.tensor([[1.0, 1.0], [1.0, 1.0], [-1.0, -1.0]]), config)
+    torch.testing.assert_close(value.detach(), torch.tensor([[1.0, 1.0], [1.28, 1.28], [-2.0, -2.0]]))
+    assert reported["clip_ratio"].tolist() == [[0, 0], [1, 1], [0, 0]]
+    value.sum().backward()
+    torch.testing.assert_close(log_ratio.grad, torch.tensor([[1.0, 1.0], [0.0, 0.0], [-2.0, -2.0]]))
+
+
+def test_gspo_s_two_forms_differ_only_where_a_row_has_several_advantages():
+    log_ratio = torch.tensor([[0.1, -0.2]], dtype=torch.float64)
+    gradients = []
+    for advantages in ([[1.0, 1.0]], [[1.0, 0.0]]):
+        for form in ("token", "sequence"):
+            given = log_ratio.clone().requires_grad_()
+            config = GspoConfig(eps_clip_low=0.5, eps_clip_high=0.5, form=form)
+            objective(GSPO, given, torch.tensor(advantages, dtype=torch.float64), config)[0].sum().backward()
+            gradients.append(given.grad)
+    s = math.exp(-0.05)
+    torch.testing.assert_close(gradients[0], gradients[1])
+    torch.testing.assert_close(gradients[2], torch.tensor([[s, 0.0]], dtype=torch.float64))
+    torch.testing.assert_close(gradients[3], torch.tensor([[s / 2, s / 2]], dtype=torch.float64))
+
+
+def test_gspo_s_small_ratio_is_not_lost_beside_a_large_log_prob():
+    logprobs, old = torch.full((1, 4), -5000.0), torch.full((1, 4), -5000.0)
+    old[0, 0] -= 0.0009765625  # a number that float32 holds beside 5000 less one ulp
+    inputs = GSPO.inputs(logprobs, old, torch.ones(1, 4), torch.ones(1, 4))
+    value, _ = GSPO.surrogate(inputs, GspoConfig())
+    torch.testing.assert_close(value, inputs.log_ratio.mean().exp().expand(1, 4), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(("ratio", "weight", "outside"), [(2.0, 2.0, 0), (9.0, 5.0, 1), (0.1, 0.5, 1), (5.0, 5.0, 0)])
+def test_a_clipped_token_of_cispo_keeps_a_bounded_gradient(ratio, weight, outside):
+    _, slope, reported = gradient_at(CISPO, ratio, -2.0, CispoConfig(ratio_min=0.5))
+    assert slope == pytest.approx(-2.0 * weight)
+    assert reported == {"clip_ratio": outside}
+
+
+def test_a_token_outside_the_bounds_can_lose_its_whole_gradient():
+    config = CispoConfig(ratio_min=0.5, ratio_max=2.0, outside="drop")
+    assert [gradient_at(CISPO, ratio, 1.0, config)[1] for ratio in (0.4, 0.5, 1.5, 2.0, 3.0)] == pytest.approx(
+        [0, 0, 1.5, 0, 0]
+    )
+
+
+def test_rloo_s_ratio_is_the_product_of_a_row_spread_over_its_tokens():
+    # Ratios 2 and 3 make 6: clipped at 1.2 for a good row; a bad row keeps it.
+    log_ratio = torch.tensor([[2.0, 3.0], [2.0, 3.0]]).log().requires_grad_()
+    value, _ = objective(RLOO, log_ratio, torch.tensor([[1.0, 1.0], [-1.0, -1.0]]))
+    torch.testing.assert_close(value.detach(), torch.tensor([[0.6, 0.6], [-3.0, -3.0]]))
+    value.sum().backward()
+    torch.testing.assert_close(log_ratio.grad, torch.tensor([[0.0, 0.0], [-6.0, -6.0]]))
+    token = RlooConfig(ratio="token")
+    assert objective(RLOO, log_ratio.detach(), torch.ones(2, 2), token)[0][0].tolist() == pytest.approx([1.2, 1.2])
 
 
 @pytest.mark.parametrize(
@@ -179,25 +286,96 @@ def test_settings_that_are_no_number_are_refused(config, values):
 # On policy
 
 
-@both
-def test_on_policy_gradient_is_reinforce(algorithm):
-    log_ratio = torch.zeros(1, 3, requires_grad=True)
-    advantages = torch.tensor([[0.5, -0.5, 0.0]])
-    objective(algorithm, log_ratio, advantages)[0].sum().backward()
-    torch.testing.assert_close(log_ratio.grad, advantages)
+def one_advantage_a_row(algorithm, advantages, mask):
+    """A row that has one ratio has one advantage: that is all it can be pushed by."""
+    return advantages[:, :1].expand_as(mask) if algorithm is RLOO else advantages
 
 
-@both
+@every
 @settings(deadline=None)
 @given(
     rows=st.lists(st.lists(TOKENS, min_size=4, max_size=4), min_size=1, max_size=3),
-    loss_reduction=st.sampled_from(["token_mean", "sequence_mean", "seq_mean_token_sum_norm"]),
+    loss_reduction=st.sampled_from(REDUCED),
 )
 def test_on_policy_loss_has_reinforce_s_gradient_whatever_the_reduction(algorithm, rows, loss_reduction):
     logprobs, advantages, mask = torch.tensor(rows, dtype=torch.float64).unbind(-1)
+    advantages = one_advantage_a_row(algorithm, advantages, mask)
     _, gradient = loss_and_gradient(algorithm, logprobs, logprobs, advantages, mask, loss_reduction)
-    weights = reduction(loss_reduction)(mask, Totals(tokens=int(mask.sum()), rows=len(mask), horizon=8))
+    weights = reduction(loss_reduction)(mask, Totals(tokens=int(mask.sum()), rows=len(mask), horizon=8), None)
     torch.testing.assert_close(gradient, -weights * advantages)
+
+
+def test_cispo_whose_bounds_leave_1_out_is_not_reinforce():
+    assert gradient_at(CISPO, 1.0, 1.0, CispoConfig(ratio_min=1.5))[1] == pytest.approx(1.5)
+
+
+@every
+@settings(deadline=None)
+@given(
+    rows=st.lists(
+        st.lists(NEAR, min_size=5, max_size=5),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_float32_stays_close_to_float64_while_log_ratios_are_at_most_1(algorithm, rows):
+    logprobs, distance, advantages = torch.tensor(rows, dtype=torch.float64).unbind(-1)
+    # Made in float32 first, so that both see the same numbers.
+    single = [tensor.float() for tensor in (logprobs, logprobs - distance, advantages)]
+    double = [tensor.double() for tensor in single]
+    # A ratio that lies on a bound may fall to either side of it.
+    config = _off_the_bounds(algorithm)
+    mask = torch.ones_like(logprobs)
+    _, found = loss_and_gradient(algorithm, *single, mask.float(), "sequence_mean", config)
+    _, wanted = loss_and_gradient(algorithm, *double, mask, "sequence_mean", config)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()) + 1e-12)
+
+
+def _off_the_bounds(algorithm):
+    """Return settings whose clips lie past every ratio that is tried."""
+    if issubclass(algorithm.Config, ClipConfig):
+        return algorithm.Config(eps_clip_low=1.0, eps_clip_high=1e4)
+    return None
+
+
+@every
+@settings(deadline=None)
+@given(
+    rows=st.lists(
+        st.lists(FAR, min_size=4, max_size=4),
+        min_size=2,
+        max_size=6,
+    ),
+    cuts=st.lists(st.integers(0, 3), min_size=6, max_size=6),
+    loss_reduction=st.sampled_from(REDUCED),
+)
+def test_however_a_batch_is_cut_the_gradient_is_the_same(algorithm, rows, cuts, loss_reduction):
+    logprobs, distance, advantages, mask = torch.tensor(rows, dtype=torch.float64).unbind(-1)
+    totals = Totals(tokens=int(mask.sum()), rows=len(mask), horizon=8)
+
+    def gradient_of(chosen):
+        given = logprobs[chosen].requires_grad_()
+        inputs = algorithm.inputs(given, (logprobs - distance)[chosen], advantages[chosen], mask[chosen])
+        value, _ = algorithm.surrogate(inputs, algorithm.Config())
+        (value * reduction(loss_reduction)(mask[chosen], totals, None)).sum().backward()
+        return given.grad
+
+    whole = gradient_of(list(range(len(rows))))
+    for cut in set(cuts[: len(rows)]):
+        chosen = [row for row in range(len(rows)) if cuts[row] == cut]
+        torch.testing.assert_close(gradient_of(chosen), whole[chosen], rtol=1e-9, atol=1e-12)
+
+
+@every
+def test_the_order_of_rows_means_nothing(algorithm):
+    torch.manual_seed(0)
+    logprobs, old, advantages = -torch.rand(5, 4), -torch.rand(5, 4), torch.randn(5, 4)
+    mask = torch.ones(5, 4)
+    order = torch.tensor([3, 1, 4, 0, 2])
+    loss, gradient = loss_and_gradient(algorithm, logprobs, old, advantages, mask)
+    same, moved = loss_and_gradient(algorithm, logprobs[order], old[order], advantages[order], mask)
+    torch.testing.assert_close(same, loss)
+    torch.testing.assert_close(moved, gradient[order])
 
 
 # Log-ratios and what is masked
@@ -228,7 +406,7 @@ def test_a_huge_ratio_behind_the_mask_reaches_neither_value_nor_gradient(dtype):
     assert logprobs.grad.tolist() == [[1.0, 0.0]]
 
 
-@both
+@every
 def test_a_missing_log_prob_behind_the_mask_leaves_a_finite_loss(algorithm):
     mask = torch.tensor([[1.0, 0.0]])
     loss, gradient = loss_and_gradient(algorithm, torch.zeros(1, 2), torch.tensor([[0.0, NAN]]), mask, mask)
@@ -236,11 +414,11 @@ def test_a_missing_log_prob_behind_the_mask_leaves_a_finite_loss(algorithm):
     assert gradient.tolist() == [[-1.0, 0.0]]
 
 
-@both
+@every
 @settings(deadline=None)
 @given(
     garbage=st.lists(st.sampled_from([NAN, INF, -INF, 99.0, -99.0, 1e30]), min_size=9, max_size=9),
-    loss_reduction=st.sampled_from(["token_mean", "sequence_mean", "seq_mean_token_sum_norm"]),
+    loss_reduction=st.sampled_from(REDUCED),
 )
 def test_what_stands_behind_the_mask_changes_nothing(algorithm, garbage, loss_reduction):
     clean = torch.tensor([
@@ -258,8 +436,8 @@ def test_what_stands_behind_the_mask_changes_nothing(algorithm, garbage, loss_re
     assert gradient[~mask.bool()].tolist() == [0.0, 0.0, 0.0]
 
 
-@both
-@pytest.mark.parametrize("loss_reduction", ["token_mean", "sequence_mean", "seq_mean_token_sum_norm"])
+@every
+@pytest.mark.parametrize("loss_reduction", REDUCED)
 def test_padding_on_the_right_changes_nothing(algorithm, loss_reduction):
     rows = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]])
     narrow = (rows, rows - 0.1, torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.tensor([[1.0, 1.0], [1.0, 0.0]]))

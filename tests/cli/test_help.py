@@ -16,6 +16,7 @@ COMMANDS = [
     "loop",
     "show",
     "verify",
+    "compare",
     "init",
     "list",
     "plan",

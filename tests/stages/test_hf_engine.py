@@ -8,7 +8,7 @@ from nanoskyrl.stages.hf_engine import HfEngine, draw
 from nanoskyrl.stages.policy import load_model, resolve_policy
 
 QUESTIONS = [
-    f"What is {a} + {b}?\nGive the final answer in <answer></answer> tags." for a, b in ((3, 4), (27, 85), (99, 1))
+    f"What is {a} + {b}?\nGive the final answer in <answer></answer> tags." for a, b in ((12, 9), (27, 85), (99, 1))
 ]
 
 
@@ -78,7 +78,7 @@ def test_the_starter_can_add_when_it_is_greedy(up):
     made = up.generate(requests(up, 3), Sampling(temperature=0))
     texts = [up.renderer.decode(g.token_ids) for g in made]
     assert [
-        right in text for right, text in zip(("<answer>7<", "<answer>112<", "<answer>100<"), texts, strict=True)
+        right in text for right, text in zip(("<answer>21<", "<answer>112<", "<answer>100<"), texts, strict=True)
     ] == [True] * 3
 
 

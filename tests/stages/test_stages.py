@@ -185,7 +185,7 @@ def row_with(row, name, **changes):
 
 def test_unscored_rows_have_null_advantages_and_the_baseline_is_of_the_others(group):
     # Pitfall 10.
-    found = add_advantages(to_table(group([1.0, 0.0, None, None]), "score"), AdvantageConfig(divide_by_std=False))
+    found = add_advantages(to_table(group([1.0, 0.0, None, None]), "score"), AdvantageConfig(estimator="dr_grpo"))
     assert [None if a is None else float(a[0]) for a in row_arrays(found.column("advantages"))] == [
         0.5,
         -0.5,
@@ -230,7 +230,7 @@ def test_overlong_rows_are_left_out_but_count_in_the_mean(group):
 def test_group_statistics_count_trajectories_and_not_rows(group):
     first, second = group([1.0, 0.0])
     rows = [row_with(first, "a", step_index=0, is_last_step=False), row_with(first, "a", step_index=1), second]
-    found = add_advantages(to_table(rows, "score"), AdvantageConfig(divide_by_std=False))
+    found = add_advantages(to_table(rows, "score"), AdvantageConfig(estimator="dr_grpo"))
     assert [float(a[0]) for a in row_arrays(found.column("advantages"))] == [0.5, 0.5, -0.5]
 
 

@@ -1,0 +1,84 @@
+import pytest
+import torch
+
+from nanoskyrl.algos.off_policy import OffPolicyConfig, correction, negative_rows_gone, normalized
+from nanoskyrl.stages.errors import SettingsError
+
+# Ratios of old to sampling policy: 3, 0.5 and a masked one; then 1.1 and 1.2.
+RATIOS = torch.tensor([[3.0, 0.5, 9.0], [1.1, 1.2, 1.0]], dtype=torch.float64)
+MASK = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0]], dtype=torch.float64)
+
+
+def found(**settings):
+    weights, kept = correction(RATIOS.log(), torch.zeros_like(RATIOS), MASK, OffPolicyConfig(**settings))
+    return weights.tolist(), kept.tolist()
+
+
+def near(rows):
+    return [pytest.approx(row) for row in rows]
+
+
+def test_by_default_nothing_is_weighed():
+    assert found() == ([[1, 1, 0], [1, 1, 0]], MASK.tolist())
+
+
+def test_token_weights_are_cut_at_the_cap():
+    assert found(weight="token")[0] == near([[2, 0.5, 0], [1.1, 1.2, 0]])
+
+
+def test_sequence_weights_are_the_product_cut_at_the_cap():
+    assert found(weight="sequence", cap=1.4)[0] == near([[1.4, 1.4, 0], [1.32, 1.32, 0]])
+
+
+def test_outside_the_band_a_token_weighs_nothing_and_inside_its_ratio():
+    assert found(weight="token", band=(0.6, 5.0))[0] == near([[3, 0, 0], [1.1, 1.2, 0]])
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"reject": "product", "reject_band": (0.5, 1.4)}, [0, 1]),  # 1.5 and 1.32
+        ({"reject": "product", "reject_band": (1.4, 2.0)}, [1, 0]),
+        ({"reject": "geometric", "reject_band": (1.0, 1.2)}, [0, 1]),  # 1.22 and 1.15
+        ({"reject": "any_token", "reject_band": (0.6, 5.0)}, [0, 1]),
+        ({"reject": "any_token", "reject_band": (0.4, 5.0)}, [1, 1]),
+    ],
+    ids=str,
+)
+def test_whole_rows_are_left_out(settings, kept):
+    weights, mask = found(**settings)
+    assert [max(row) for row in mask] == kept
+    assert [row[:2] for row in weights] == [[of, of] for of in kept]
+
+
+def test_normalised_weights_have_mean_1_over_trained_tokens():
+    weights = normalized(torch.tensor([[2.0, 0.5, 7.0]]), torch.tensor([[1.0, 1.0, 0.0]]))
+    assert float(weights[0, :2].mean()) == pytest.approx(1.0)
+
+
+def test_huge_and_missing_log_probs_leave_finite_weights():
+    old = torch.tensor([[0.0, float("nan"), -1.0]])
+    weights, _ = correction(
+        old, torch.tensor([[-500.0, 0, -1]]), torch.tensor([[1.0, 0, 1]]), OffPolicyConfig(weight="sequence")
+    )
+    assert weights.tolist() == [[2.0, 0.0, 2.0]]
+
+
+def test_bad_rows_that_the_policy_has_left_behind_are_gone():
+    sampled, now = torch.full((3, 2), -1.0), torch.tensor([[-2.0, -2.0], [-2.0, -2.0], [-1.1, -1.1]])
+    advantages = torch.tensor([[-1.0, -1.0], [1.0, 1.0], [-1.0, -1.0]])
+    assert negative_rows_gone(now, sampled, advantages, torch.ones(3, 2), 0.5).tolist() == [[0], [1], [1]]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"weight": "word"}, {"reject": "sum"}, {"denominator": "half"}, {"cap": 0.0}, {"cap": float("nan")},
+        {"band": (2.0, 1.0), "weight": "token"}, {"band": (0.5, 2.0)}, {"reject": "product"},
+        {"reject_band": (0.5, 2.0)},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rules_that_mean_nothing_are_refused(settings):
+    with pytest.raises(SettingsError, match="off_policy"):
+        OffPolicyConfig(**settings)
