@@ -48,7 +48,27 @@ def commands() -> str:
     return "\n".join(lines).rstrip()
 
 
-PAGES = {"trajectory.md": columns, "cli.md": commands}
+def algorithms() -> str:
+    """Return the table of algorithms with what each was published with."""
+    from nanoskyrl.stages.registry import ALGOS, lookup
+
+    lines = [
+        "| `--algo` | Source | Estimator | Reduction | KL, off until asked for | Besides |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in ALGOS:
+        a = lookup("algo", name)
+        kl = "none" if a.kl_place == "none" else f"{a.kl_estimator} in the {a.kl_place}"
+        besides = [
+            *(["critic"] if a.needs_critic else []),
+            *(["soft overlong punishment"] if a.overlong_punishment else []),
+            *(["dynamic sampling"] if a.dynamic_sampling else []),
+        ]
+        lines.append(f"| {name} | {a.source} | {a.estimator} | {a.loss_reduction} | {kl} | {', '.join(besides)} |")
+    return "\n".join(lines)
+
+
+PAGES = {"trajectory.md": columns, "cli.md": commands, "algorithms.md": algorithms}
 
 
 def render(page: str) -> tuple[str, str]:

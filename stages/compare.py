@@ -20,9 +20,10 @@ from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.manifest import read_manifest
 from nanoskyrl.stages.objective import Objective, Terms
 from nanoskyrl.stages.policy import policy_digest
+from nanoskyrl.stages.recipe import check_start, read_kept, recipe_of
 from nanoskyrl.stages.storage import whole_file
-from nanoskyrl.stages.train import Update, check_start, read_kept, recipe_of
 from nanoskyrl.stages.train_config import TrainConfig
+from nanoskyrl.stages.update import Update
 
 SCHEMA = pa.schema(
     [

@@ -36,7 +36,7 @@ OF_THE_RUN = {
 CONFIGS = {
     "rollout": "nanoskyrl.stages.rollout:RolloutConfig",
     "score": "nanoskyrl.stages.score:ScoreConfig",
-    "advantage": "nanoskyrl.stages.advantage:AdvantageConfig",
+    "advantage": "nanoskyrl.stages.advantage_config:AdvantageConfig",
     "train": "nanoskyrl.stages.train_config:TrainConfig",
     "critic": "nanoskyrl.stages.train_config:CriticConfig",
     "off_policy": "nanoskyrl.algos.off_policy:OffPolicyConfig",

@@ -288,12 +288,14 @@ class Learner:
         parent = policy_digest(self._policy)
         base = (read_info(self._policy).base or parent) if self.lora_rank else None
         model = self._accelerator.unwrap_model(self.model)
+        # Asked to find out whether embeddings changed, peft would look for the base model on the hub.
+        whole = {"save_embedding_layers": False} if self.lora_rank else {}
         make_directory(policy)
         with (
             write_errors(policy, SafetensorError),
             tempfile.TemporaryDirectory(dir=policy.parent, prefix="policy-", suffix=TEMPORARY) as scratch,
         ):
-            model.save_pretrained(scratch)
+            model.save_pretrained(scratch, **whole)
             for file in policy_files(Path(scratch)):
                 file.rename(policy / file.name)
         # The tokenizer is the parent's, byte for byte. A directory from outside may change under us: copy that.

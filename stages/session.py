@@ -175,7 +175,7 @@ class Session:
 
     def advantage_config(self) -> Any:
         """Return the settings of `advantage`, with what is left to the algorithm decided."""
-        from nanoskyrl.stages.advantage import settled
+        from nanoskyrl.stages.advantage_config import settled
 
         train = stage_config(self.settings, "train")
         algorithm = lookup("algo", train.algo)
@@ -369,7 +369,7 @@ class Session:
         if not self.keep_up:
             return None
         if self._learner is None:
-            from nanoskyrl.stages.train import recipe_of
+            from nanoskyrl.stages.recipe import recipe_of
 
             self._learner = recipe_of(config, self.settings).learner()
         return self._learner

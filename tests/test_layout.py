@@ -18,9 +18,9 @@ PACKAGES = {
 CORE = {"errors", "digests", "storage", "trajectory", "shards", "manifest", "config", "registry", "metrics", "runs"}
 PLUMBING = {
     "rendering", "engines", "hf_engine", "scripted_engine", "kv_cache", "turns", "policy", "batching", "logprobs",
-    "learner", "train_config", "critic", "objective", "episodes", "passes",
+    "learner", "train_config", "critic", "objective", "episodes", "passes", "recipe", "update",
 }  # fmt: skip
-STAGES = {"rollout", "score", "advantage", "train", "sync", "eval"}
+STAGES = {"rollout", "score", "advantage", "advantage_config", "train", "sync", "eval"}
 ABOVE = {
     "session",
     "loop",
@@ -116,7 +116,7 @@ def test_init_files_are_empty():
     assert all((ROOT / folder / "__init__.py").read_text() == "" for folder in [*PACKAGES.values(), "nanoskyrl_cli"])
 
 
-@pytest.mark.parametrize("page", ["docs/trajectory.md", "docs/cli.md"])
+@pytest.mark.parametrize("page", ["docs/trajectory.md", "docs/cli.md", "docs/algorithms.md"])
 def test_generated_parts_of_a_page_are_those_of_the_code(page):
     shown = subprocess.run(
         [sys.executable, ROOT / "docs" / "render.py", "--check", page], capture_output=True, text=True, check=False

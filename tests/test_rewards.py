@@ -1,6 +1,10 @@
 """Reward functions that other tests name as `module:function`."""
 
 
+def one(trajectory):
+    return 1.0
+
+
 def two(trajectory):
     return 2.0
 

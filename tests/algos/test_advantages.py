@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoskyrl.algos.advantages import group_normalized, has_spread
-from nanoskyrl.stages.advantage import AdvantageConfig, add_advantages, summary
+from nanoskyrl.stages.advantage import add_advantages, summary
+from nanoskyrl.stages.advantage_config import AdvantageConfig
 from nanoskyrl.stages.trajectory import Trajectory, row_arrays, to_table
 
 HALF_ROOT = math.sqrt(0.5)  # two members: the deviations are half the gap, the standard deviation gap / sqrt(2)

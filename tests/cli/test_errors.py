@@ -10,7 +10,7 @@ import stat
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from running import SMALL
+from running import SMALL, as_flags
 
 from nanoskyrl.stages.loop import loop
 from nanoskyrl.stages.policy import STARTER_DIRECTORY
@@ -256,6 +256,18 @@ CASES = {
     "tau 0": (in_run("train", "--algo", "sapo", "--set", "sapo.tau_pos=0.0", "--force"), 2, "`sapo.tau_pos` is 0.0", "above 0"),
     "a clip below 0": (in_run("train", "--set", "grpo.eps_clip_high=-0.1", "--force"), 2, "`grpo.eps_clip_high` -0.1", "at least 0"),
     "an unknown reduction": (in_run("train", "--set", "train.loss_reduction=token_meen", "--force"), 2, "unknown loss_reduction `token_meen`", "Did you mean `token_mean`?"),
+    "an algorithm whose reduction lacks its horizon": (in_run("train", "--algo", "dr_grpo", "--force"), 2, "seq_mean_token_sum_norm without a horizon", "train.horizon"),
+    "a dual clip below 1": (in_run("train", "--set", "grpo.clip_ratio_c=0.5", "--force"), 2, "`grpo.clip_ratio_c` must be above 1, not 0.5", "3 is usual"),
+    "a rival's word for it": (in_run("train", "--set", "grpo.dual_clip_c=3", "--force"), 2, "unknown key `grpo.dual_clip_c`", "`grpo.clip_ratio_c`"),
+    "ratio bounds that cross": (in_run("train", "--algo", "cispo", "--set", "cispo.ratio_min=9", "--force"), 2, "`cispo.ratio_min` is 9.0", "0 and 5 are usual"),
+    "ppo without a critic's values": (in_run("train", "--algo", "ppo", "--allow-estimator", "--force"), 2, "`ppo` needs a critic's values", "skyrl advantage --algo ppo"),
+    "advantages of another estimator": (in_run("train", "--algo", "ppo", "--force"), 2, "`ppo` takes advantages of `gae`, and these are of `grpo`", "skyrl advantage --algo ppo"),
+    "a kl in the loss without a reference": (in_run("train", "--set", "train.use_kl_loss=true", "--force"), 2, "rows have none", "skyrl advantage --ref-logprobs"),
+    "a kl twice": (in_run("advantage", "--set", "train.use_kl_loss=true", "--set", "advantage.use_kl_in_reward=true", "--force"), 2, "are both on", "Switch one"),
+    "k1 as a loss": (in_run("train", "--set", "train.use_kl_loss=true", "--set", "train.kl_estimator_type=k1", "--force"), 2, "k1 has no gradient", "k2 or k3"),
+    "weights without old log-probs": (in_run("train", "--set", "off_policy.weight=token", "--force"), 2, "rows lack old_logprobs", "--old-logprobs recompute"),
+    "nothing to compare": (in_run("compare", "--algos", ","), 2, "no algorithm is named", "--algos grpo,sapo"),
+    "an unknown algorithm to compare": (in_run("compare", "--algos", "grpo,sappo"), 2, "unknown algo `sappo`", "Did you mean `sapo`?"),
     "a reduction without its horizon": (in_run("train", "--set", "train.loss_reduction=seq_mean_token_sum_norm", "--force"), 2, "without a horizon", "train.horizon"),
     "a rank past the model's layers": (lambda run: ["train", "--set", "train.lora_rank=1000", "--run", run, "--out", run.parent / "out"], 2, "`train.lora_rank` is 1000, past the 96", "such as 16"),
     "a task named twice": (with_flags("rollout", "--tasks", "addition-1-000000, addition-1-000000"), 2, "`rollout.tasks` names `addition-1-000000` twice", "--n-samples-per-prompt"),
@@ -417,3 +429,41 @@ def test_a_narrow_terminal_costs_a_table_no_digits(spoilt, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "40")
     assert [shown(place) for place in places[::2]] == wide[::2]
     assert "advantage" in shown(places[1])
+
+
+BEFORE_ANY_MODEL = (
+    "tau 0", "a clip below 0", "an unknown reduction", "a reduction without its horizon",
+    "an algorithm whose reduction lacks its horizon", "ppo without a critic's values", "advantages of another estimator",
+    "a kl in the loss without a reference", "weights without old log-probs",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BEFORE_ANY_MODEL)
+def test_settings_that_cannot_work_are_refused_before_any_model_is_loaded(name, spoilt, monkeypatch):
+    import nanoskyrl.stages.learner as learner
+
+    monkeypatch.setattr(learner, "load_model", None)  # called, it would be a TypeError
+    arrange, code, _, _ = CASES[name]
+    assert skyrl([str(argument) for argument in arrange(spoilt)]) == code == 2
+
+
+@pytest.mark.parametrize(
+    ("sampled", "says"),
+    [
+        ({"top_p": 0.9}, "rows were sampled with top_p below 1"),
+        ({"logprobs_mode": "recomputed"}, "rows have no log-probs"),
+    ],
+    ids=["top_p", "log-probs"],
+)
+def test_rows_whose_log_probs_cannot_make_a_ratio_are_refused_before_any_model_is_loaded(
+    sampled, says, tmp_path, monkeypatch, capsys
+):
+    import nanoskyrl.stages.learner as learner
+
+    monkeypatch.setattr(learner, "load_model", None)
+    flags = [*as_flags({"rollout": {**SMALL["rollout"], **sampled}}), "--run", str(tmp_path / "run")]
+    for command in ("rollout", "score", "advantage"):
+        assert skyrl([command, *flags]) == 0
+    capsys.readouterr()
+    assert skyrl(["train", *flags]) == 2
+    assert says in capsys.readouterr().err

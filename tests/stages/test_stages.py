@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from nanoskyrl.envs.base import Score
-from nanoskyrl.stages.advantage import AdvantageConfig, add_advantages, advantage
+from nanoskyrl.stages.advantage import add_advantages, advantage
+from nanoskyrl.stages.advantage_config import AdvantageConfig
 from nanoskyrl.stages.errors import ConflictError, InputError, ProofError, SettingsError
 from nanoskyrl.stages.manifest import read_manifest
 from nanoskyrl.stages.policy import policy_digest, read_info, resolve_policy

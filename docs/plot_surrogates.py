@@ -1,0 +1,64 @@
+"""Draw, for each surrogate, the weight of a token's gradient against its ratio.
+
+python docs/plot_surrogates.py    writes docs/plots/*.svg
+"""
+
+from pathlib import Path
+
+import matplotlib as mpl
+import torch
+
+from nanoskyrl.algos.base import Algorithm
+from nanoskyrl.algos.cispo import CISPO, CispoConfig
+from nanoskyrl.algos.clip import ClipConfig
+from nanoskyrl.algos.dapo import DAPO, DapoConfig
+from nanoskyrl.algos.gspo import GSPO, GspoConfig
+from nanoskyrl.algos.ppo import PPO
+from nanoskyrl.algos.sapo import SAPO, SapoConfig
+
+mpl.use("svg")
+mpl.rcParams["svg.hashsalt"] = "nanoskyrl"  # the same bytes each time
+
+PLOTS = Path(__file__).parent / "plots"
+DRAWN: dict[str, tuple[Algorithm, object, float, str]] = {
+    "clip": (PPO, ClipConfig(), 3.0, "ppo, grpo"),
+    "dual_clip": (PPO, ClipConfig(clip_ratio_c=3.0), 5.0, "clip_ratio_c 3"),
+    "dapo": (DAPO, DapoConfig(), 3.0, "dapo"),
+    "sapo": (SAPO, SapoConfig(), 5.0, "sapo"),
+    "gspo": (GSPO, GspoConfig(), 1.001, "gspo, ratio of a row"),
+    "cispo": (CISPO, CispoConfig(), 8.0, "cispo"),
+}
+"""By file: algorithm, settings, largest ratio, title."""
+
+
+def weights(algorithm: Algorithm, config: object, ratios: torch.Tensor, advantage: float) -> torch.Tensor:
+    """Return the slope of the objective by log p at each ratio, over the advantage; one row a ratio."""
+    log_ratio = ratios.log()[:, None].requires_grad_()
+    ones = torch.ones_like(log_ratio)
+    inputs = algorithm.inputs(log_ratio, torch.zeros_like(ones), advantage * ones, ones)
+    algorithm.surrogate(inputs, config)[0].sum().backward()
+    assert log_ratio.grad is not None
+    return log_ratio.grad[:, 0] / advantage
+
+
+def main() -> None:
+    """Draw all of them."""
+    import matplotlib.pyplot as plt
+
+    PLOTS.mkdir(exist_ok=True)
+    for name, (algorithm, config, largest, title) in DRAWN.items():
+        least = 2 - largest if largest < 1.1 else 0.01
+        ratios = torch.linspace(least, largest, 400, dtype=torch.float64)
+        figure, axes = plt.subplots(figsize=(2.6, 2.0), layout="constrained")
+        for advantage, style in ((1.0, "-"), (-1.0, "--")):
+            axes.plot(ratios, weights(algorithm, config, ratios, advantage), style, label=f"A = {advantage:+.0f}")
+        axes.set(title=title, xlabel="ratio", ylabel="weight")
+        axes.ticklabel_format(useOffset=False)
+        axes.tick_params(labelsize=7)
+        axes.legend(fontsize=7)
+        figure.savefig(PLOTS / f"{name}.svg", metadata={"Date": None})
+        plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()

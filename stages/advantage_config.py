@@ -1,0 +1,116 @@
+"""Settings of `advantage`, and how what is left open in them is decided by the algorithm."""
+
+from dataclasses import dataclass, replace
+
+from nanoskyrl.algos.advantages import EstimatorConfig
+from nanoskyrl.algos.base import Algorithm
+from nanoskyrl.algos.kl import KL_ESTIMATORS
+from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.rollout import RolloutConfig
+from nanoskyrl.stages.train_config import TrainConfig
+
+OLD_LOGPROBS = ("rollout", "recompute")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageConfig(EstimatorConfig):
+    """Which estimator, what shapes the rewards, what is left out of training, and what models are asked."""
+
+    estimator: str | None = None
+    """grpo, dr_grpo, rloo, gae, reinforce_pp, reinforce_pp_baseline or batch_std; None: the algorithm's."""
+    overlong_buffer_length: int | None = None
+    """Tokens over which a soft punishment for length grows; 0 is off; None: a fifth of the largest length for dapo,
+    else off."""
+    overlong_max_length: int | None = None
+    """Sampled tokens of a trajectory at which that punishment is whole; None: rollout.max_generate_length."""
+    overlong_factor: float = 1.0
+    """The whole punishment."""
+    overlong_filter: bool = False
+    """Leave out trajectories that did not end by themselves; their rewards still enter the group's mean."""
+    drop_zero_variance: bool | None = None
+    """Leave out groups whose success, or unshaped reward, is all alike; else they stay, with the advantage that the
+    estimator gives. None: with dynamic sampling."""
+    max_groups: int | None = None
+    """Keep the first so many groups with spread, drop the surplus; None: with dynamic sampling a batch, else all."""
+    use_kl_in_reward: bool = False
+    """Take the KL to the reference, the run's first policy, off the reward of each token."""
+    kl_reward_coef: float = 0.001
+    """Weight of that KL."""
+    kl_estimator_type: str = "k1"
+    """k1, k2, k3 or abs."""
+    old_logprobs: str = "rollout"
+    """What ratios are taken against: rollout (the recorded log-probs, engine's drift and lag included), or
+    recompute (under the policy that training starts from, by a forward pass here)."""
+    ref_logprobs: bool | None = None
+    """Write log-probs under the reference; None: where a KL asks for them, here or in train."""
+    max_tokens_per_micro_batch: int = 16384
+    """Bound of a forward pass."""
+
+    def __post_init__(self) -> None:
+        """Refuse words that mean nothing and numbers that cannot be meant."""
+        EstimatorConfig.__post_init__(self)
+        for name, allowed in (("old_logprobs", OLD_LOGPROBS), ("kl_estimator_type", KL_ESTIMATORS)):
+            if getattr(self, name) not in allowed:
+                raise SettingsError(
+                    f"`advantage.{name}` must be {', '.join(allowed)}, not {getattr(self, name)!r}",
+                    hint="Choose one of them",
+                )
+        least = {
+            "max_groups": 1,
+            "overlong_max_length": 1,
+            "overlong_buffer_length": 0,
+            "max_tokens_per_micro_batch": 1,
+        }
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise SettingsError(f"`advantage.{name}` must be at least {low}, not {value}", hint="Give a count")
+        if (
+            self.overlong_max_length is not None
+            and self.overlong_buffer_length is not None
+            and self.overlong_buffer_length > self.overlong_max_length
+        ):
+            raise SettingsError(
+                f"`advantage.overlong_buffer_length` is {self.overlong_buffer_length}, more than "
+                f"`advantage.overlong_max_length`, {self.overlong_max_length}",
+                hint="A fifth of the largest length is usual",
+            )
+        for name in ("kl_reward_coef", "overlong_factor"):
+            if not 0 <= getattr(self, name) <= 1e3:
+                raise SettingsError(
+                    f"`advantage.{name}` must be 0 to 1000, not {getattr(self, name)}", hint="Give a usual number"
+                )
+        if self.use_kl_in_reward and self.ref_logprobs is False:
+            raise SettingsError(
+                "`advantage.use_kl_in_reward` needs `advantage.ref_logprobs`", hint="Leave ref_logprobs out"
+            )
+
+
+def settled(
+    config: AdvantageConfig, algorithm: Algorithm, train: TrainConfig, rollout: RolloutConfig
+) -> AdvantageConfig:
+    """Return the settings with everything decided that was left to the algorithm.
+
+    Raises:
+        SettingsError: the KL to the reference would stand both in the reward and in the loss.
+    """
+    if config.use_kl_in_reward and train.use_kl_loss:
+        raise SettingsError(
+            "`advantage.use_kl_in_reward` and `train.use_kl_loss` are both on", hint="Switch one of them off"
+        )
+    dynamic = rollout.dynamic_sampling if rollout.dynamic_sampling is not None else algorithm.dynamic_sampling
+    length = config.overlong_max_length or rollout.max_generate_length
+    buffer = config.overlong_buffer_length
+    if buffer is None:
+        buffer = max(1, length // 5) if algorithm.overlong_punishment else 0
+    return replace(
+        config,
+        estimator=config.estimator or algorithm.estimator,
+        overlong_buffer_length=buffer,
+        overlong_max_length=length if buffer else None,
+        drop_zero_variance=dynamic if config.drop_zero_variance is None else config.drop_zero_variance,
+        max_groups=rollout.train_batch_size if config.max_groups is None and dynamic else config.max_groups,
+        ref_logprobs=(
+            config.use_kl_in_reward or train.use_kl_loss if config.ref_logprobs is None else config.ref_logprobs
+        ),
+    )

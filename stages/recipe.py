@@ -1,0 +1,175 @@
+"""An algorithm with all of its settings, and what a table of advantages must hold for it.
+
+Everything here is checked before a model is loaded.
+"""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from nanoskyrl.algos.base import Algorithm
+from nanoskyrl.algos.off_policy import OffPolicyConfig
+from nanoskyrl.stages.batching import read_sequences
+from nanoskyrl.stages.config import plugin_config, stage_config, to_plain
+from nanoskyrl.stages.critic import critic_digest
+from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.learner import Learner, one_temperature
+from nanoskyrl.stages.manifest import Manifest
+from nanoskyrl.stages.objective import Objective
+from nanoskyrl.stages.policy import policy_digest
+from nanoskyrl.stages.registry import lookup
+from nanoskyrl.stages.shards import read_parts
+from nanoskyrl.stages.train_config import CriticConfig, OptimizerConfig, TrainConfig, check_horizon
+from nanoskyrl.stages.trajectory import check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """An algorithm with all of its settings: what a table of advantages must fit, before any model is loaded."""
+
+    algorithm: Algorithm
+    algo_config: Any
+    config: TrainConfig
+    off_policy: OffPolicyConfig
+    critic: CriticConfig | None
+
+    def described(self) -> dict[str, Any]:
+        """Return the settings beside [train] and the algorithm's that can change the weights."""
+        return {"off_policy": to_plain(self.off_policy), **({"critic": to_plain(self.critic)} if self.critic else {})}
+
+    def learner(self) -> Learner:
+        """Return a learner that holds nothing yet."""
+        return Learner(
+            OptimizerConfig(**{f.name: getattr(self.config, f.name) for f in fields(OptimizerConfig)}),
+            critic=self.critic,
+        )
+
+    def objective(self, table: pa.Table) -> Objective:
+        """Return the loss over these rows."""
+        return Objective(
+            self.algorithm, self.algo_config, self.config, read_sequences(table), one_temperature(table),
+            off_policy=self.off_policy, critic=self.critic,
+        )  # fmt: skip
+
+    def check(self, source: Manifest) -> None:
+        """Refuse advantages that are not this algorithm's.
+
+        Raises:
+            SettingsError: names the command that makes the right ones.
+        """
+        check_horizon(self.config.loss_reduction or self.algorithm.loss_reduction, self.config.horizon)
+        made = source.settings.get("advantage", {})
+        name = self.config.algo
+        if made.get("use_kl_in_reward") and self.config.use_kl_loss:
+            raise SettingsError(
+                "the KL to the reference stands in the reward already, and `train.use_kl_loss` is on",
+                hint="Switch one of them off",
+            )
+        if self.config.allow_estimator:
+            return
+        wanted, found = self.algorithm.estimator, made.get("estimator")
+        if found != wanted:
+            raise SettingsError(
+                f"`{name}` takes advantages of `{wanted}`, and these are of `{found}`",
+                hint=f"Run `skyrl advantage --algo {name}`, or pass `--allow-estimator`",
+            )
+        if made.get("overlong_buffer_length") and not self.algorithm.overlong_punishment:
+            raise SettingsError(
+                f"`{name}` does not shape rewards by length, and these advantages are of shaped ones",
+                hint="Run `skyrl advantage --set advantage.overlong_buffer_length=0`, or pass `--allow-estimator`",
+            )
+        if made.get("use_kl_in_reward") and self.algorithm.kl_place != "reward":
+            raise SettingsError(
+                f"`{name}` has no KL in its reward, and these advantages have",
+                hint="Run `skyrl advantage --set advantage.use_kl_in_reward=false`, or pass `--allow-estimator`",
+            )
+
+    def check_rows(self, kept: pa.Table) -> None:
+        """Refuse rows that lack what the loss reads, or for which a ratio would be wrong.
+
+        Raises:
+            InputError: names what is missing and how to get it.
+        """
+        algorithm, name = self.algorithm, self.config.algo
+        if algorithm.uses_ratio and (
+            any(value < 1 for value in kept.column("top_p").to_pylist()) or any(kept.column("top_k").to_pylist())
+        ):
+            raise InputError(
+                "rows were sampled with top_p below 1 or with top_k: their log-probs are of a truncated distribution",
+                hint="Sample with top_p 1 and top_k 0 to train",
+            )
+        missing = {column: bool(kept.column(column).null_count) for column in ("logprobs", "old_logprobs")}
+        if all(missing.values()):
+            raise InputError("rows have no log-probs", hint="Run `skyrl advantage --old-logprobs recompute`")
+        if self.off_policy.on and any(missing.values()):
+            raise InputError(
+                "`off_policy` weighs old log-probs against the sampling policy's, and rows lack "
+                f"{' and '.join(column for column, gone in missing.items() if gone)}",
+                hint="Sample with recorded log-probs, and run `skyrl advantage --old-logprobs recompute`",
+            )
+        if self.off_policy.negative_threshold is not None and missing["logprobs"]:
+            raise InputError(
+                "`off_policy.negative_threshold` needs the sampling policy's log-probs, and rows have none",
+                hint="Sample with `rollout.logprobs_mode = processed`",
+            )
+        if self.critic is not None and (kept.column("values").null_count or kept.column("returns").null_count):
+            raise InputError(f"`{name}` needs a critic's values", hint=f"Run `skyrl advantage --algo {name}`")
+        if self.config.use_kl_loss and kept.column("ref_logprobs").null_count:
+            raise InputError(
+                "`train.use_kl_loss` needs log-probs under the reference, and rows have none",
+                hint="Run `skyrl advantage --ref-logprobs`",
+            )
+
+
+def recipe_of(config: TrainConfig, settings: dict[str, dict[str, Any]]) -> Recipe:
+    """Return an algorithm with all of its settings."""
+    algorithm: Algorithm = lookup("algo", config.algo)
+    return Recipe(
+        algorithm=algorithm,
+        algo_config=plugin_config(settings, "algo", config.algo),
+        config=config,
+        off_policy=stage_config(settings, "off_policy"),
+        critic=stage_config(settings, "critic") if algorithm.needs_critic else None,
+    )
+
+
+def check_start(source: Manifest, policy: Path) -> None:
+    """Refuse a policy whose log-probs, or whose critic's values, the advantages do not hold.
+
+    Raises:
+        InputError: they are of another one.
+    """
+    made = source.settings.get("advantage", {})
+    recomputed = made.get("old_logprobs") == "recompute"
+    of_critic = "critic" in source.facts and source.facts["critic"] != critic_digest(policy)
+    if (recomputed and source.policy != policy_digest(policy)) or of_critic:
+        raise InputError(
+            f"the {'values' if of_critic else 'old log-probs'} are of another policy than `{policy}`",
+            hint="Run `skyrl advantage` again, with the policy that training starts from",
+        )
+
+
+def read_kept(place: Path, source: Manifest, recipe: Recipe) -> pa.Table:
+    """Return the rows to learn from, after refusing those that the recipe cannot use.
+
+    Raises:
+        InputError: nothing is kept, or the rows lack what the loss reads.
+    """
+    found = list(read_parts(place, source))
+    if not found:
+        raise InputError(f"`{place}` has no parts", hint="Run `skyrl advantage` again, with `--force`")
+    table = pa.concat_tables(found).combine_chunks()
+    check(table, "advantage")
+    kept = table.filter(table.column("kept"))
+    if not kept.num_rows:
+        reasons = sorted({reason for reason in table.column("drop_reason").to_pylist() if reason})
+        raise InputError(
+            f"no row of `{place}` is kept ({', '.join(reasons) or 'it is empty'})",
+            hint="Look at the rows with `skyrl show`",
+        )
+    recipe.check_rows(kept)
+    if not sum(read_sequences(kept).trained_tokens):
+        raise InputError(f"no row of `{place}` has a sampled token", hint="Raise the limits of the rollout")
+    return kept

@@ -1,0 +1,180 @@
+"""Passes of an optimizer over one table, and what is seen on the way."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from nanoskyrl.stages.batching import MicroBatch, Sequences
+from nanoskyrl.stages.learner import Learner, StepResult
+from nanoskyrl.stages.metrics import Stopwatch, Value, mean, peak_memory_bytes
+from nanoskyrl.stages.objective import Objective, Terms
+
+DIAGNOSTICS = pa.schema(
+    [
+        pa.field("trajectory_id", pa.string(), nullable=False),
+        pa.field("step_index", pa.int32(), nullable=False),
+        pa.field("tokens", pa.int32(), nullable=False),
+        pa.field("ratio_mean", pa.float64()),
+        pa.field("ratio_max", pa.float64()),
+        pa.field("kl", pa.float64()),
+        pa.field("entropy", pa.float64()),
+        pa.field("share", pa.float64()),
+    ]
+)
+"""What training saw of each row: over its sampled tokens and all passes, ratio to the old policy, k3 estimate of
+KL(old || trained) in nats, entropy in nats, and the surrogate's own share (clipped, or let through by the gate)."""
+
+
+def mini_batches(groups: list[str], size: int | None, seed: int) -> list[list[int]]:
+    """Return the rows of each optimizer step: whole groups, `size` to a step, in an order drawn by the seed."""
+    rows: dict[str, list[int]] = {}
+    for row, group in enumerate(groups):
+        rows.setdefault(group, []).append(row)
+    names = list(rows)
+    if size is None or size >= len(names):
+        return [list(range(len(groups)))]
+    order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(names))
+    return [
+        [row for i in order[start : start + size] for row in rows[names[i]]] for start in range(0, len(names), size)
+    ]
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Running totals over sampled tokens."""
+
+    tokens: float = 0.0
+    values: dict[str, float] = field(default_factory=dict)
+
+    def add(self, mask: Tensor, values: dict[str, Tensor]) -> None:
+        self.tokens += float(mask.sum())
+        for name, value in values.items():
+            self.values[name] = self.values.get(name, 0.0) + float((value * mask).sum())
+
+    def means(self) -> dict[str, float]:
+        return {name: value / self.tokens for name, value in self.values.items()} if self.tokens else {}
+
+
+class Update:
+    """One pass after another over a table, and what was seen on the way."""
+
+    def __init__(self, objective: Objective) -> None:
+        """Begin with nothing seen."""
+        self.objective = objective
+        self.sequences: Sequences = objective.sequences
+        self._sums, self._gap = _Sums(), _Sums()
+        self._steps_taken = 0
+        self._largest_ratio = 0.0
+        self._losses: dict[str, float] = {}
+        self._rows = {
+            name: np.zeros(len(self.sequences)) for name in ("tokens", "ratio", "ratio_max", "kl", "entropy", "share")
+        }
+
+    def step(self, learner: Learner, rows: list[int]) -> StepResult:
+        """Take one optimizer step on these rows."""
+        mini = self.objective.mini_batch(rows)
+        self._losses = {}
+        batches = self.objective.batches(mini, learner.device)
+        result = learner.step(batches, lambda batch: self._seen(batch, self.objective.terms(learner, batch, mini)))
+        self._steps_taken += 1
+        return result
+
+    def gradient(self, learner: Learner, rows: list[int]) -> Tensor:
+        """Return the gradient that a step on these rows would follow."""
+        mini = self.objective.mini_batch(rows)
+        batches = self.objective.batches(mini, learner.device)
+        return learner.gradient(batches, lambda batch: self._seen(batch, self.objective.terms(learner, batch, mini)))
+
+    @torch.no_grad()
+    def _observe(self, batch: MicroBatch, terms: Terms) -> None:
+        mask, on, ratio = batch.loss_mask, batch.loss_mask.bool(), terms.log_ratio.exp()
+        kl = (-terms.log_ratio).exp() + terms.log_ratio - 1  # k3 of the trained against the old policy
+        values = {"ratio": ratio, "kl": kl, "entropy": terms.entropy, **terms.reported}
+        self._sums.add(mask, values)
+        if not self._steps_taken:  # later the policy is another than the one that sampled
+            self._gap.add(mask, {"gap": (terms.logprobs - batch.logprobs).abs()})
+        largest = ratio.masked_fill(~on, 0)
+        self._largest_ratio = max(self._largest_ratio, float(largest.max()))
+        share = next(iter(terms.reported.values()), torch.zeros_like(mask))
+        for name, value in (
+            ("tokens", mask), ("ratio", ratio), ("kl", kl), ("entropy", terms.entropy), ("share", share),
+        ):  # fmt: skip
+            self._rows[name][batch.rows] += (value * mask).sum(-1).double().cpu().numpy()
+        of_row = largest.max(-1).values.double().cpu().numpy()
+        self._rows["ratio_max"][batch.rows] = np.maximum(self._rows["ratio_max"][batch.rows], of_row)
+        for name, term in (
+            ("loss", terms.loss), ("policy_loss", terms.policy_loss), ("kl_loss", terms.kl_loss),
+            ("value_loss", terms.value_loss),
+        ):  # fmt: skip
+            if term is not None:
+                self._losses[name] = self._losses.get(name, 0.0) + float(term)
+
+    def _seen(self, batch: MicroBatch, terms: Terms) -> Tensor:
+        self._observe(batch, terms)
+        return terms.loss
+
+    def diagnostics(self, table: pa.Table) -> pa.Table:
+        """Return what was seen of each row."""
+        tokens = self._rows["tokens"]
+        nothing = tokens == 0
+
+        def per_token(name: str) -> pa.Array:
+            return pa.array(self._rows[name] / np.maximum(tokens, 1), pa.float64(), mask=nothing)
+
+        return pa.Table.from_arrays(
+            [
+                table.column("trajectory_id").combine_chunks(),
+                table.column("step_index").combine_chunks(),
+                pa.array(tokens.astype(np.int32) // self.objective.config.update_epochs_per_batch),
+                per_token("ratio"),
+                pa.array(self._rows["ratio_max"], pa.float64(), mask=nothing),
+                per_token("kl"),
+                per_token("entropy"),
+                per_token("share"),
+            ],
+            schema=DIAGNOSTICS,
+        )
+
+    def seen(self) -> dict[str, Value]:
+        """Return the losses of the last mini-batch, and means over all trained tokens and passes."""
+        means = self._sums.means()
+        return {
+            **{f"train/{name}": value for name, value in self._losses.items()},
+            "train/ratio/mean": means.pop("ratio", None),
+            "train/ratio/max": self._largest_ratio,
+            "policy/ppo_kl": means.pop("kl", None),
+            "policy/policy_entropy": means.pop("entropy", None),
+            "policy/rollout_train_logprobs_abs_diff_mean": self._gap.means().get("gap"),
+            **{f"policy/{name}": value for name, value in means.items()},
+        }
+
+    def summary(self, steps: list[StepResult], watch: Stopwatch) -> dict[str, Value]:
+        """Return the numbers of the update."""
+        tokens = sum(self.sequences.lengths) * self.objective.config.update_epochs_per_batch
+        found = {
+            "train/lr": steps[-1].lr if steps else None,
+            "train/grad_norm": mean(step.grad_norm for step in steps),
+            "train/skipped_steps": sum(step.skipped for step in steps),
+            "train/optimizer_steps": len(steps),
+            "train/rows": len(self.sequences),
+            "train/tokens_per_second": tokens / max(watch.seconds.get("train", 0.0), 1e-9),
+            "train/peak_memory_bytes": peak_memory_bytes(),
+            **self.seen(),
+        }
+        if self.objective.critic is not None:
+            found["critic/grad_norm"] = mean(step.critic_grad_norm or 0.0 for step in steps)
+            found["critic/explained_variance"] = self._explained_variance()
+        return found
+
+    def _explained_variance(self) -> float | None:
+        """Return how much of the returns' variance the old values foretold: 1 is all, 0 no more than their mean."""
+        chosen = [mask != 0 for mask in self.sequences.loss_mask]
+        returns, values = (
+            np.concatenate([np.asarray(row)[on] for row, on in zip(rows, chosen, strict=True)])
+            for rows in (self.sequences.returns, self.sequences.values)
+        )
+        variance = float(returns.var())
+        return 1 - float((returns - values).var()) / variance if variance > 0 else None

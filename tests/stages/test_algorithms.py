@@ -1,0 +1,434 @@
+"""Algorithms as a run meets them: critic, reference, dynamic sampling, corrections, dry runs, comparison."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from running import SMALL, same_bytes
+
+from nanoskyrl.algos.advantages import EstimatorConfig
+from nanoskyrl.algos.off_policy import OffPolicyConfig
+from nanoskyrl.stages.advantage import Models, add_advantages
+from nanoskyrl.stages.advantage_config import AdvantageConfig, settled
+from nanoskyrl.stages.batching import read_sequences
+from nanoskyrl.stages.config import merge
+from nanoskyrl.stages.critic import critic_digest
+from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.learner import Learner
+from nanoskyrl.stages.loop import loop
+from nanoskyrl.stages.manifest import read_manifest
+from nanoskyrl.stages.metrics import read_metrics
+from nanoskyrl.stages.objective import Objective
+from nanoskyrl.stages.policy import resolve_policy
+from nanoskyrl.stages.registry import ALGOS, lookup
+from nanoskyrl.stages.rollout import RolloutConfig
+from nanoskyrl.stages.runs import STAGES, Run
+from nanoskyrl.stages.session import Session
+from nanoskyrl.stages.shards import read_parts
+from nanoskyrl.stages.train_config import OptimizerConfig, TrainConfig
+from nanoskyrl.stages.trajectory import row_arrays, to_table
+from nanoskyrl.stages.verify import verify
+
+STARTER = resolve_policy("starter")
+NO_CORRECTION = OffPolicyConfig()
+
+
+def settings(algo, **tables):
+    return merge(SMALL, {"train": {"algo": algo}}, tables)
+
+
+def table(directory):
+    return pa.concat_tables(read_parts(directory, read_manifest(directory)))
+
+
+def trained(found, column):
+    """Return a column's numbers on all trained tokens."""
+    rows = zip(*(row_arrays(found.column(name)) for name in (column, "loss_mask")), strict=True)
+    return np.concatenate([numbers[mask != 0] for numbers, mask in rows])
+
+
+def metrics(run, stage):
+    return [line for line in read_metrics(run.metrics) if line["stage"] == stage]
+
+
+@pytest.fixture(scope="module")
+def ppo(tmp_path_factory):
+    """Two steps of PPO."""
+    run = Run(tmp_path_factory.mktemp("runs") / "ppo")
+    loop(run, settings("ppo"))
+    return run
+
+
+@pytest.fixture(scope="module")
+def grpo(tmp_path_factory):
+    """Three steps of GRPO with rollouts one policy old."""
+    run = Run(tmp_path_factory.mktemp("runs") / "grpo")
+    loop(run, settings("grpo", run={"lag": 1}, loop={"steps": 3}, train={"algo": "grpo", "lr": 3e-3}))
+    return run
+
+
+# PPO and its critic
+
+
+def test_a_critic_begins_with_0_and_its_values_are_written_by_advantage(ppo):
+    first, second = (table(ppo.stage(step, "advantage")) for step in (0, 1))
+    assert all((row == 0).all() for row in row_arrays(first.column("values")))
+    for values, returns, advantages, mask in zip(
+        *(row_arrays(second.column(c)) for c in ("values", "returns", "advantages", "loss_mask")), strict=True
+    ):
+        assert (values[mask != 0] != 0).all()
+        assert (np.concatenate([values[mask == 0], returns[mask == 0], advantages[mask == 0]]) == 0).all()
+    flat = trained(second, "advantages")
+    assert flat.mean() == pytest.approx(0, abs=1e-6)
+    assert flat.std(ddof=1) == pytest.approx(1, abs=1e-4)
+
+
+def test_a_critic_is_published_with_its_policy_and_is_no_part_of_its_digest(ppo):
+    digests = [critic_digest(ppo.policy(version)) for version in (0, 1, 2)]
+    assert digests[0] is None
+    assert len(set(digests)) == 3
+    assert read_manifest(ppo.stage(0, "train")).facts["critic"] == digests[1]
+    assert read_manifest(ppo.stage(1, "advantage")).facts["critic"] == digests[1]
+    assert verify(ppo.root).holds
+    assert {"critic/grad_norm", "critic/explained_variance", "train/value_loss"} <= metrics(ppo, "train")[0].keys()
+
+
+def test_ppo_by_hand_gives_the_bytes_of_the_loop(ppo, tmp_path):
+    for _ in range(2):
+        for stage in STAGES:
+            getattr(Session(Run(tmp_path / "hand"), settings("ppo")), stage)()
+    assert same_bytes(ppo.root, tmp_path / "hand") == []
+
+
+def test_a_critic_learns_what_rewards_are(tmp_path):
+    run = Run(tmp_path / "run")
+    # One reward for all: the return of every token is 1.
+    loop(run, settings("ppo", score={"rewards": {"test_rewards:one": 1.0}}, critic={"lr": 2e-3}, loop={"steps": 6}))
+    values = trained(table(run.stage(5, "advantage")), "values")
+    assert abs(values.mean() - 1) < 0.5
+    losses = [line["train/value_loss"] for line in metrics(run, "train")]
+    assert losses[-1] < losses[0] / 2
+
+
+def test_a_critic_can_share_the_policy_s_backbone(tmp_path):
+    run = Run(tmp_path / "run")
+    loop(run, settings("ppo", critic={"backbone": "shared"}))
+    files = {path.name for path in (run.policy(2) / "critic").iterdir()}
+    assert files == {"critic.json", "value_head.safetensors"}
+
+
+def test_ppo_with_adapters_shares_the_backbone_and_goes_on(tmp_path):
+    run = Run(tmp_path / "run")
+    loop(run, settings("ppo", train={"algo": "ppo", "lora_rank": 4}))
+    assert json.loads((run.policy(2) / "critic" / "critic.json").read_text()) == {"backbone": "shared"}
+
+
+def test_values_of_another_critic_are_refused(ppo, tmp_path):
+    session = Session(Run(tmp_path / "run"), settings("ppo"))
+    with pytest.raises(InputError, match="the values are of another policy"):
+        session.train(source=ppo.stage(1, "advantage"), policy=ppo.policy(2), output=tmp_path / "out")
+
+
+# The reference
+
+
+def test_a_kl_in_the_loss_is_0_at_the_reference_and_grows(tmp_path):
+    run = Run(tmp_path / "run")
+    loop(run, settings("grpo", train={"algo": "grpo", "use_kl_loss": True, "lr": 1e-3}))
+    first, second = (table(run.stage(step, "advantage")) for step in (0, 1))
+    for ref, recorded, mask in zip(
+        *(row_arrays(first.column(c)) for c in ("ref_logprobs", "logprobs", "loss_mask")), strict=True
+    ):
+        np.testing.assert_allclose(ref[mask == 1], recorded[mask == 1], atol=1e-5)
+        assert (ref[mask == 0] == 0).all()
+    assert second.column("ref_logprobs").null_count == 0
+    kl = [line["policy/kl_to_reference"] for line in metrics(run, "train")]
+    assert kl[0] == pytest.approx(0, abs=1e-8)
+    assert kl[1] > 1e-6
+
+
+def test_with_adapters_the_reference_is_the_base_with_the_adapters_off(tmp_path):
+    run = Run(tmp_path / "run")
+    loop(run, settings("grpo", train={"algo": "grpo", "use_kl_loss": True, "lr": 1e-2, "lora_rank": 4}))
+    found = table(run.stage(1, "advantage"))
+    wanted = Learner(OptimizerConfig(lora_rank=0))
+    wanted.load(run.policy(0))
+    for ref, base in zip(
+        row_arrays(found.column("ref_logprobs")), wanted.logprobs(read_sequences(found), 1.0, 4096), strict=True
+    ):
+        np.testing.assert_allclose(ref, base, atol=1e-5)
+
+
+def test_a_kl_in_the_reward_is_taken_off_before_the_group_s_mean(grpo):
+    scored = table(grpo.stage(2, "score"))
+    models = Models(policy=grpo.policy(2), reference=grpo.policy(0))
+    config = AdvantageConfig(use_kl_in_reward=True, kl_reward_coef=0.5, ref_logprobs=True, estimator="dr_grpo")
+    found = add_advantages(scored, config, models)
+    columns = ("reward", "shaped_reward", "logprobs", "ref_logprobs", "loss_mask")
+    shaped = []
+    for reward, given, u, f, mask in zip(
+        *(scored.column("reward").to_pylist(), found.column("shaped_reward").to_pylist()),
+        *(row_arrays(found.column(c)) for c in columns[2:]),
+        strict=True,
+    ):
+        on = mask != 0
+        assert given == pytest.approx(reward - 0.5 * float((u[on] - f[on]).sum()), abs=1e-5)
+        shaped.append(given)
+    groups = found.column("group_id").to_pylist()
+    for row, advantages in enumerate(row_arrays(found.column("advantages"))):
+        siblings = [value for value, group in zip(shaped, groups, strict=True) if group == groups[row]]
+        assert advantages.max(initial=-9) == pytest.approx(shaped[row] - np.mean(siblings), abs=1e-5) or (
+            advantages.min(initial=9) == pytest.approx(shaped[row] - np.mean(siblings), abs=1e-5)
+        )
+
+
+# DAPO
+
+
+@pytest.fixture(scope="module")
+def dapo(tmp_path_factory):
+    """One step of DAPO over groups of two, most of which have no spread."""
+    run = Run(tmp_path_factory.mktemp("runs") / "dapo")
+    loop(run, DAPO)
+    return run
+
+
+DAPO = settings(
+    "dapo", rollout={**SMALL["rollout"], "n_samples_per_prompt": 2, "train_batch_size": 3, "rows_per_part": 4},
+    loop={"steps": 1},
+)  # fmt: skip
+
+
+def test_dynamic_sampling_goes_on_in_whole_rounds_until_enough_groups_have_spread(dapo):
+    rollout, facts = table(dapo.stage(0, "rollout")), read_manifest(dapo.stage(0, "rollout")).facts
+    assert facts["rounds"] > 1
+    assert rollout.num_rows == facts["rounds"] * 6
+    assert facts["groups_with_spread"] >= 3
+    found = table(dapo.stage(0, "advantage"))
+    verdicts: dict[str, list] = {}
+    for group, success, reason in zip(
+        *(found.column(c).to_pylist() for c in ("group_id", "success", "drop_reason")), strict=True
+    ):
+        verdicts.setdefault(group, []).append((success, reason))
+    spread = [group for group, rows in verdicts.items() if len({success for success, _ in rows}) == 2]
+    assert [group for group, rows in verdicts.items() if rows[0][1] is None] == spread[:3]
+    assert {rows[0][1] for group, rows in verdicts.items() if group not in spread} == {"zero_variance"}
+    assert {verdicts[group][0][1] for group in spread[3:]} <= {"surplus"}
+    dropped = read_manifest(dapo.stage(0, "advantage")).dropped
+    assert dropped["zero_variance"] == 2 * (len(verdicts) - len(spread))
+    assert "reward" not in rollout.column_names
+
+
+def test_dynamic_sampling_stops_at_the_cap(tmp_path):
+    run = Run(tmp_path / "run")
+    tables = merge(DAPO, {"rollout": {"max_sample_batches": 2}, "score": {"rewards": {"test_rewards:one": 1.0}}})
+    session = Session(run, tables)
+    session.rollout()
+    assert read_manifest(run.stage(0, "rollout")).facts == {"rounds": 2, "groups_with_spread": 0}
+
+
+def test_a_killed_dynamic_rollout_goes_on_and_ends_with_the_same_bytes(dapo, tmp_path):
+    run = Run(tmp_path / "run")
+    Session(run, DAPO).rollout()
+    place = run.stage(0, "rollout")
+    manifest = read_manifest(place)
+    whole = {path.name: path.read_bytes() for path in place.iterdir()}
+    started = {k: getattr(manifest, k) for k in ("stage", "settings", "inputs", "policy", "code", "packages")}
+    (place / "manifest.json").unlink()
+    (place / "started.json").write_text(json.dumps(started))
+    for name in sorted(whole)[3:]:
+        (place / name).unlink(missing_ok=True)
+    Session(run, DAPO).rollout()
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == whole
+
+
+def test_dapo_punishes_length_softly_and_others_do_not(group):
+    long = [
+        dataclasses.replace(row, completion_tokens=n)
+        for row, n in zip(group([1.0, 1.0, 0.0]), (10, 34, 40), strict=True)
+    ]
+    for algo, shaped in (("dapo", [1.0, 0.75, -1.0]), ("grpo", [1.0, 1.0, 0.0])):
+        config = settled(
+            AdvantageConfig(),
+            lookup("algo", algo),
+            TrainConfig(),
+            RolloutConfig(max_generate_length=40, train_batch_size=1),
+        )
+        found = add_advantages(to_table(long, "score"), config)
+        assert found.column("shaped_reward").to_pylist() == pytest.approx(shaped)
+        assert found.column("reward").to_pylist() == [1.0, 1.0, 0.0]
+
+
+# Several steps, temperature, corrections
+
+
+def test_a_discount_goes_on_from_one_row_of_a_trajectory_to_the_next(group):
+    # Pitfall 8 as GAE meets it: the reward of two rows falls on the last token of the last.
+    row = group([1.0])[0]
+    rows = [
+        dataclasses.replace(row, step_index=step, is_last_step=step == 1, response_ids=np.arange(n, dtype=np.int32),
+                            loss_mask=np.ones(n, np.int8), logprobs=np.full(n, -1, np.float32))
+        for step, n in ((1, 3), (0, 2))
+    ]  # fmt: skip
+    found = add_advantages(to_table(rows, "score"), AdvantageConfig(estimator="reinforce_pp", gamma=0.5))
+    returns = [row.tolist() for row in row_arrays(found.column("returns"))]
+    assert returns == [[0.25, 0.5, 1.0], [0.0625, 0.125]]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+def test_at_the_temperature_of_the_shard_the_ratio_is_1_on_policy(tmp_path, temperature):
+    run = Run(tmp_path / "run")
+    tables = merge(settings("grpo"), {"rollout": {"temperature": temperature}})
+    for stage in ("rollout", "score", "advantage"):
+        getattr(Session(run, tables), stage)()
+    found = Session(run, tables).preview_train()
+    assert found["train/ratio/mean"] == pytest.approx(1.0, abs=1e-5)
+    assert found["train/ratio/max"] == pytest.approx(1.0, abs=1e-4)
+
+
+def objective(rows, *, algo="grpo", off_policy=NO_CORRECTION, **changes):
+    algorithm = lookup("algo", algo)
+    config = TrainConfig(algo=algo, **changes)
+    return Objective(algorithm, algorithm.Config(), config, read_sequences(rows), 1.0, off_policy=off_policy)
+
+
+@pytest.mark.parametrize("algo", sorted(ALGOS))
+def test_an_objective_is_the_sum_of_its_micro_batches(grpo, algo):
+    rows = table(grpo.stage(2, "advantage"))
+    learner = Learner()
+    learner.load(grpo.policy(2))
+    gradients = []
+    for tokens in (16384, 200):
+        made = objective(rows, algo=algo, max_tokens_per_micro_batch=tokens, horizon=32)
+        mini = made.mini_batch(list(range(rows.num_rows)))
+        batches = list(made.batches(mini, "cpu"))
+        gradients.append(
+            learner.gradient(batches, lambda batch, made=made, mini=mini: made.terms(learner, batch, mini).loss)
+        )
+    assert len(batches) > 1
+    assert float((gradients[0] - gradients[1]).norm() / gradients[0].norm()) < 1e-4
+
+
+def test_stale_rows_are_weighed_against_the_policy_that_sampled_them(grpo, tmp_path):
+    tables = settings(
+        "grpo", run={"lag": 1}, advantage={"old_logprobs": "recompute"}, off_policy={"weight": "token", "cap": 1.5}
+    )
+    session = Session(grpo, tables)
+    made = session.advantage(2, output=tmp_path / "advantage").output
+    rows = table(made)
+    found = objective(rows, off_policy=OffPolicyConfig(weight="token", cap=1.5)).sequences
+    for weights, old, sampled, mask in zip(
+        found.weights, found.old_logprobs, found.logprobs, found.loss_mask, strict=True
+    ):
+        on = mask != 0
+        np.testing.assert_allclose(weights[on], np.minimum(np.exp(old[on] - sampled[on]), 1.5), rtol=1e-5)
+        assert (weights[~on] == 0).all()
+    assert max(float(w.max()) for w in found.weights) == 1.5
+    numbers = session.preview_train(source=made, policy=grpo.policy(2))
+    assert numbers["policy/off_policy_weight"] != pytest.approx(1.0, abs=1e-4)
+    assert numbers["train/ratio/max"] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_the_denominator_can_be_what_was_kept(grpo, tmp_path):
+    made = (
+        Session(grpo, settings("grpo", run={"lag": 1}, advantage={"old_logprobs": "recompute"}))
+        .advantage(2, output=tmp_path / "a")
+        .output
+    )
+    rows = table(made)
+    band = OffPolicyConfig(reject="geometric", reject_band=(0.9, 1.0))
+    all_of_them = objective(rows, off_policy=band).mini_batch(list(range(rows.num_rows)))
+    kept = objective(rows, off_policy=dataclasses.replace(band, denominator="kept")).mini_batch(
+        list(range(rows.num_rows))
+    )
+    assert 0 < kept.totals.tokens < all_of_them.totals.tokens == sum(read_sequences(rows).trained_tokens)
+
+
+def test_weights_against_the_sampler_need_log_probs_of_their_own(grpo):
+    tables = settings("grpo", off_policy={"weight": "token"})
+    with pytest.raises(InputError, match="rows lack old_logprobs"):
+        Session(grpo, tables).preview_train(source=grpo.stage(2, "advantage"))
+
+
+# Dry runs and comparison
+
+
+def listing(root):
+    return {str(path): path.stat().st_mtime_ns for path in root.rglob("*")}
+
+
+def test_dry_runs_change_nothing(grpo, tmp_path):
+    shutil.copytree(grpo.root, tmp_path / "run")
+    before = listing(tmp_path / "run")
+    session = Session(Run(tmp_path / "run"), settings("grpo", run={"lag": 1}))
+    assert session.preview_advantage().equals(table(grpo.stage(2, "advantage")))
+    numbers = session.preview_train()
+    assert {"train/loss", "gradient norm", "policy/clip_ratio"} <= numbers.keys()
+    assert listing(tmp_path / "run") == before
+
+
+def test_a_dry_advantage_loads_no_model(grpo, monkeypatch):
+    import nanoskyrl.stages.learner as learner
+
+    monkeypatch.setattr(learner, "load_model", None)
+    assert Session(grpo, settings("grpo")).preview_advantage().num_rows == 16
+
+
+def test_on_policy_algorithms_differ_in_their_reduction_alone(tmp_path):
+    run = Run(tmp_path / "run")
+    loop(run, settings("grpo", loop={"steps": 1}))
+    names = ["grpo", "sapo", "gspo", "dapo", "cispo", "reinforce"]
+    tables = settings("grpo", train={"algo": "grpo", "loss_reduction": "token_mean"})
+    found = Session(run, tables).compare(names, output=tmp_path / "compared.parquet")
+    for row in found.to_pylist():
+        assert [value for _, value in row["cosines"]] == pytest.approx([1.0] * 6, abs=1e-4)
+        assert row["share"] == {"sapo": pytest.approx(1), "reinforce": None}.get(row["algo"], 0)
+        assert row["gradient_norm"] == pytest.approx(found.column("gradient_norm")[0].as_py(), rel=1e-3)
+        assert len(row["weight"]) == 16
+    assert pq.read_table(tmp_path / "compared.parquet").column("algo").to_pylist() == names
+
+
+def test_off_policy_algorithms_differ(grpo):
+    found = {
+        row["algo"]: row
+        for row in Session(grpo, settings("grpo", run={"lag": 1})).compare(["grpo", "sapo", "gspo"]).to_pylist()
+    }
+    assert found["grpo"]["ratio_max"] > 1.1
+    assert found["gspo"]["share"] > found["grpo"]["share"]
+    assert 0 < found["sapo"]["share"] < 1
+    assert dict(found["grpo"]["cosines"])["gspo"] < 0.999
+
+
+@pytest.mark.parametrize(
+    ("algo", "made", "says"),
+    [
+        ("ppo", {}, "takes advantages of `gae`"),
+        ("rloo", {}, "takes advantages of `rloo`"),
+        ("grpo", {"overlong_buffer_length": 4}, "does not shape rewards by length"),
+        ("sapo", {"use_kl_in_reward": True}, "has no KL in its reward"),
+    ],
+)
+def test_advantages_of_another_algorithm_are_refused(grpo, tmp_path, algo, made, says):
+    place = Session(grpo, settings("grpo", run={"lag": 1}, advantage=made)).advantage(2, output=tmp_path / "a").output
+    with pytest.raises(SettingsError, match=says) as caught:
+        Session(grpo, settings(algo)).preview_train(source=place, policy=grpo.policy(2))
+    assert "--allow-estimator" in caught.value.hint
+
+
+@pytest.mark.parametrize("algo", ["sapo", "gspo", "dapo", "cispo"])
+def test_algorithms_of_grpo_s_family_take_its_advantages(grpo, algo):
+    assert Session(grpo, settings(algo, run={"lag": 1})).preview_train()["rows"] == 16
+
+
+def test_the_defaults_of_an_algorithm_decide_what_was_left_open():
+    found = {name: settled(AdvantageConfig(), lookup("algo", name), TrainConfig(), RolloutConfig()) for name in ALGOS}
+    assert {name: config.estimator for name, config in found.items() if name != config.estimator} == {
+        "ppo": "gae", "sapo": "grpo", "gspo": "grpo", "dapo": "grpo", "cispo": "grpo", "reinforce": "reinforce_pp",
+    }  # fmt: skip
+    assert [name for name, config in found.items() if config.max_groups] == ["dapo"]
+    assert [name for name, config in found.items() if config.overlong_buffer_length] == ["dapo"]
+    assert EstimatorConfig().lambd == 0.95
