@@ -96,9 +96,9 @@ def main() -> None:
     asked = parser.parse_args()
     jobs = [
         (algo, int(lag), int(seed))
+        for seed in asked.seeds.split(",")
         for algo in asked.algos.split(",")
         for lag in asked.lags.split(",")
-        for seed in asked.seeds.split(",")
     ]
     found = []
     with concurrent.futures.ThreadPoolExecutor(asked.jobs) as pool:
