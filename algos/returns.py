@@ -50,14 +50,12 @@ def gae(
         Advantages [T], and returns [T] = advantages + values.
     """
     packed, foretold = _pack(rewards, masks), _pack(values, masks)
-    width = packed.shape[1]
-    lengths = np.array([np.count_nonzero(mask) for mask in masks], int)
     running, following = np.zeros(len(packed)), np.zeros(len(packed))
     found = np.zeros_like(packed)
-    for t in range(width - 1, -1, -1):
+    # Past a trajectory's end all is 0, and stays so.
+    for t in range(packed.shape[1] - 1, -1, -1):
         surprise = packed[:, t] + gamma * following - foretold[:, t]
-        # Past a trajectory's end nothing has happened yet.
-        running = np.where(t < lengths, surprise + gamma * lambd * running, 0.0)
+        running = surprise + gamma * lambd * running
         following = foretold[:, t]
         found[:, t] = running
     return _unpack(found, rewards, masks), _unpack(found + foretold, rewards, masks)

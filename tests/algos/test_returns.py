@@ -15,6 +15,7 @@ from nanoskyrl.algos.advantages import (
 )
 from nanoskyrl.algos.returns import discounted_returns, gae, whiten
 from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.registry import ESTIMATORS, lookup
 
 # Two action tokens, two of a tool's answer, two action tokens.
 REWARDS, MASK = np.array([0, 0, 0, 0, 0, 1.0]), np.array([1, 1, 0, 0, 1, 1], np.int8)
@@ -126,6 +127,33 @@ def test_what_was_not_scored_gets_nothing_from_any_estimator():
         found = estimator.estimate(batch([1.0, None, 0.0], values=[np.zeros(2)] * 3), EstimatorConfig())
         assert [row is None for row in found.advantages] == [False, True, False], estimator.name
         assert np.isfinite(np.concatenate([row for row in found.advantages if row is not None])).all()
+
+
+MEMBERS = st.tuples(
+    st.sampled_from("abc"),
+    st.none() | st.floats(-2, 2).map(lambda x: round(x, 3)),
+    st.lists(st.tuples(st.floats(-1, 1), st.booleans()), min_size=1, max_size=5),
+)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@settings(deadline=None)
+@given(members=st.lists(MEMBERS, min_size=1, max_size=8), random=st.randoms())
+def test_the_order_of_rows_and_groups_means_nothing(name, members, random):
+    def estimated(order):
+        groups, rewards, rows = zip(*(members[i] for i in order), strict=True)
+        values = [np.array([value for value, _ in row]) for row in rows]
+        masks = [np.array([int(on) for _, on in row]) for row in rows]
+        made = batch(list(rewards), list(groups), masks, values)
+        return lookup("estimator", name).estimate(made, EstimatorConfig()).advantages
+
+    order = list(range(len(members)))
+    whole = estimated(order)
+    random.shuffle(order)
+    for place, found in zip(order, estimated(order), strict=True):
+        assert (found is None) == (whole[place] is None)
+        if found is not None:
+            np.testing.assert_allclose(found, whole[place], rtol=1e-6, atol=1e-6)
 
 
 def test_gae_without_values_names_the_command_that_makes_them():

@@ -222,12 +222,12 @@ def test_gspo_s_two_forms_differ_only_where_a_row_has_several_advantages():
     torch.testing.assert_close(gradients[3], torch.tensor([[s / 2, s / 2]], dtype=torch.float64))
 
 
-def test_gspo_s_small_ratio_is_not_lost_beside_a_large_log_prob():
-    logprobs, old = torch.full((1, 4), -5000.0), torch.full((1, 4), -5000.0)
-    old[0, 0] -= 0.0009765625  # a number that float32 holds beside 5000 less one ulp
-    inputs = GSPO.inputs(logprobs, old, torch.ones(1, 4), torch.ones(1, 4))
-    value, _ = GSPO.surrogate(inputs, GspoConfig())
-    torch.testing.assert_close(value, inputs.log_ratio.mean().exp().expand(1, 4), rtol=0, atol=1e-7)
+def test_gspo_s_small_mean_is_not_lost_beside_large_log_ratios():
+    # 16 and -15.9996 have the mean 0.0002, of which float32 would keep two digits beside 16.
+    logprobs, old = torch.tensor([[0.0, -16.0]]), torch.tensor([[-16.0, -0.0004]])
+    inputs = GSPO.inputs(logprobs, old, torch.ones(1, 2), torch.ones(1, 2))
+    value, _ = GSPO.surrogate(inputs, GspoConfig(eps_clip_high=1.0))
+    assert torch.equal(value, inputs.log_ratio.mean().exp().expand(1, 2))
 
 
 @pytest.mark.parametrize(("ratio", "weight", "outside"), [(2.0, 2.0, 0), (9.0, 5.0, 1), (0.1, 0.5, 1), (5.0, 5.0, 0)])
