@@ -117,6 +117,10 @@ class Learner:
             policy: Where training starts from.
             state: The `state/` of the train that made it; None starts the optimizer afresh.
             seed: Of the random weights of new adapters.
+
+        Raises:
+            InputError: the policy or the state does not load.
+            SettingsError: another kind of training than the one that made the policy.
         """
         held = (policy_digest(policy), critic_digest(policy) if self.critic_config else None, _state_digest(state))
         if (*held, seed) == (self.policy_digest, self._critic_digest, self._state_digest, self._seed):
@@ -131,6 +135,11 @@ class Learner:
                 model, self.critic_config, lora=bool(self.lora_rank)
             )
         if self.lora_rank and not is_adapter(policy):
+            if read_info(policy).parent is not None:
+                raise SettingsError(
+                    f"`{policy}` was trained as a whole, and `train.lora_rank` is {self.lora_rank}",
+                    hint="Go on with `train.lora_rank = 0`, or begin another run with this policy",
+                )
             model = self._with_adapters(model, policy, seed)
         self.model = model
         self._prepare()
@@ -346,7 +355,13 @@ def _state_digest(state: Path | None) -> str | None:
 def _rank_of(model: Any, asked: int | None) -> int:
     """Return the rank of the adapters that are, or are to be, on the model; 0 for none."""
     if hasattr(model, "peft_config"):
-        return model.peft_config["default"].r
+        found = model.peft_config["default"].r
+        if asked is not None and asked != found:
+            raise SettingsError(
+                f"the policy has adapters of rank {found}, and `train.lora_rank` is {asked}",
+                hint="Go on with its rank, or begin another run",
+            )
+        return found
     if asked is not None:
         return asked
     return 0 if sum(p.numel() for p in model.parameters()) < FULL_BELOW else DEFAULT_LORA_RANK

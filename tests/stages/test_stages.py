@@ -10,6 +10,7 @@ from nanoskyrl.envs.base import Score
 from nanoskyrl.stages.advantage import add_advantages, advantage
 from nanoskyrl.stages.advantage_config import AdvantageConfig
 from nanoskyrl.stages.errors import ConflictError, InputError, ProofError, SettingsError
+from nanoskyrl.stages.learner import Learner
 from nanoskyrl.stages.manifest import read_manifest
 from nanoskyrl.stages.policy import policy_digest, read_info, resolve_policy
 from nanoskyrl.stages.rollout import RolloutConfig, choose_tasks, prepare, rollout
@@ -17,7 +18,7 @@ from nanoskyrl.stages.score import ScoreConfig, score, score_table
 from nanoskyrl.stages.shards import read_part, read_parts
 from nanoskyrl.stages.sync import SyncConfig, sync
 from nanoskyrl.stages.train import train
-from nanoskyrl.stages.train_config import TrainConfig
+from nanoskyrl.stages.train_config import OptimizerConfig, TrainConfig
 from nanoskyrl.stages.trajectory import check, from_table, row_arrays, schema_of, to_table
 
 STARTER = resolve_policy("starter")
@@ -314,6 +315,17 @@ def test_lora_trains_an_adapter_that_plain_peft_loads_with_the_same_logprobs(sha
         logp = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
     np.testing.assert_allclose(logp.numpy(), info.canary_logprobs, atol=1e-5)
     assert info.base == policy_digest(STARTER)
+
+
+def test_a_run_does_not_change_between_adapters_and_the_whole_model(shards, tmp_path):
+    train(shards / "advantage", tmp_path / "adapters", TrainConfig(lora_rank=4), policy=STARTER)
+    for trained, asked, says in (
+        (tmp_path / "adapters", 8, "has adapters of rank 4, and `train.lora_rank` is 8"),
+        (tmp_path / "adapters", 0, "has adapters of rank 4, and `train.lora_rank` is 0"),
+        (shards / "train", 8, "was trained as a whole"),
+    ):
+        with pytest.raises(SettingsError, match=says):
+            Learner(OptimizerConfig(lora_rank=asked)).load(trained / "policy")
 
 
 def test_sync_publishes_by_hard_links_and_proves_the_weights(shards, tmp_path):
