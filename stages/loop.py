@@ -11,13 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.stages.config import Settings, plugin_config, stage_config, to_plain
 from nanoskyrl.stages.errors import ConflictError, InputError, SettingsError
 from nanoskyrl.stages.manifest import first_difference, locked
 from nanoskyrl.stages.metrics import MetricsLog, latest, read_metrics
+from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.runs import STAGES, Run
 from nanoskyrl.stages.session import Session
 from nanoskyrl.stages.storage import remove_tree, write_whole
+from nanoskyrl.stages.train_config import check_horizon
 
 RESOLVED = "resolved.json"
 TAIL = 1 << 16
@@ -47,11 +50,19 @@ class LoopConfig:
 Report = Callable[[int, dict[str, Any]], None]
 
 
-def resolve(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Return all settings that can change the rows of a loop, defaults included."""
-    configs = {
-        name: stage_config(settings, name) for name in ("run", "rollout", "score", "advantage", "train", "sync", "eval")
-    }
+def resolve(session: Session) -> dict[str, dict[str, Any]]:
+    """Return all settings that can change the rows of a loop, defaults and what the algorithm decides included.
+
+    Raises:
+        SettingsError: a table cannot be meant, or the algorithm lacks a setting.
+    """
+    settings = session.settings
+    configs = {name: stage_config(settings, name) for name in ("run", "score", "train", "sync", "eval", "off_policy")}
+    configs |= {"rollout": session.rollout_config(), "advantage": session.advantage_config()}
+    algo: Algorithm = lookup("algo", configs["train"].algo)
+    check_horizon(configs["train"].loss_reduction or algo.loss_reduction, configs["train"].horizon)
+    if algo.needs_critic:
+        configs["critic"] = stage_config(settings, "critic")
     resolved = {name: to_plain(config) for name, config in configs.items()}
     for kind, name in (
         ("env", configs["rollout"].env),
@@ -84,8 +95,8 @@ def loop(run: Run, settings: Settings, *, report: Report = lambda step, numbers:
 
 
 def _steps(session: Session, config: LoopConfig, report: Report, *, force: bool) -> int:
-    run, settings = session.run, session.settings
-    _keep_settings(run, resolve(settings), force)
+    run = session.run
+    _keep_settings(run, resolve(session), force)
     session.begin()
     if force:
         session.settle()

@@ -112,7 +112,7 @@ class Session:
 
         if step is None:
             step = (self._step_of(output) or 0) if output is not None else self.run.next_step()
-        config = self._rollout_config(step=step)
+        config = self.rollout_config(step=step)
         # Before anything is written: names, settings and tasks are right.
         plugin_config(self.settings, "engine", config.engine)
         environment_and_tasks(config, self.settings)
@@ -126,7 +126,7 @@ class Session:
             self.remember()
         return Outcome(manifest, target, was)
 
-    def _rollout_config(self, **flags: Any) -> Any:
+    def rollout_config(self, **flags: Any) -> Any:
         """Return the settings of `rollout`, with what is left to the algorithm decided."""
         config = stage_config(self.settings, "rollout", seed=self.config.seed, **flags)
         if config.dynamic_sampling is None:
@@ -179,7 +179,7 @@ class Session:
 
         train = stage_config(self.settings, "train")
         algorithm = lookup("algo", train.algo)
-        return settled(stage_config(self.settings, "advantage"), algorithm, train, self._rollout_config())
+        return settled(stage_config(self.settings, "advantage"), algorithm, train, self.rollout_config())
 
     def preview_advantage(
         self, *, source: Path | None = None, policy: Path | None = None, reference: Path | None = None

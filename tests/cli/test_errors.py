@@ -257,6 +257,7 @@ CASES = {
     "a clip below 0": (in_run("train", "--set", "grpo.eps_clip_high=-0.1", "--force"), 2, "`grpo.eps_clip_high` -0.1", "at least 0"),
     "an unknown reduction": (in_run("train", "--set", "train.loss_reduction=token_meen", "--force"), 2, "unknown loss_reduction `token_meen`", "Did you mean `token_mean`?"),
     "an algorithm whose reduction lacks its horizon": (in_run("train", "--algo", "dr_grpo", "--force"), 2, "seq_mean_token_sum_norm without a horizon", "train.horizon"),
+    "a loop whose algorithm lacks a horizon": (lambda run: ["loop", "--algo", "dr_grpo", "--run", run.parent / "new"], 2, "seq_mean_token_sum_norm without a horizon", "train.horizon"),
     "a dual clip below 1": (in_run("train", "--set", "grpo.clip_ratio_c=0.5", "--force"), 2, "`grpo.clip_ratio_c` must be above 1, not 0.5", "3 is usual"),
     "a rival's word for it": (in_run("train", "--set", "grpo.dual_clip_c=3", "--force"), 2, "unknown key `grpo.dual_clip_c`", "`grpo.clip_ratio_c`"),
     "ratio bounds that cross": (in_run("train", "--algo", "cispo", "--set", "cispo.ratio_min=9", "--force"), 2, "`cispo.ratio_min` is 9.0", "0 and 5 are usual"),
