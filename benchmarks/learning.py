@@ -1,12 +1,11 @@
 """What each algorithm learns on the laptop preset, at lag 0 and lag 4, over seeds.
 
-Each run is `skyrl loop --preset quickstart` in a process of its own, with two threads on the
-CPU: sampled success on the same 1,024 held-out tasks before and after, how much was clipped
+Each run is `skyrl loop --preset quickstart` in a process of its own, in float32: sampled success on the same 1,024 held-out tasks before and after, how much was clipped
 or gated, and the largest ratio. Prints a line a run as it ends, then the table of
 docs/algorithms.md.
 
-python benchmarks/learning.py --out runs/learning            one run after another
-python benchmarks/learning.py --out runs/learning --jobs 30  side by side, where there are 60 cores
+python benchmarks/learning.py --out runs/learning                          one run after another, on two cores
+python benchmarks/learning.py --out runs/learning --device cuda --jobs 8   eight side by side on a GPU
 """
 
 import argparse
@@ -25,16 +24,24 @@ SETTINGS = {"dapo": ["rollout.max_sample_batches=4"]}
 SHARES = ("policy/clip_ratio", "policy/gate")
 
 
-def run(out: Path, algo: str, lag: int, seed: int, steps: int, threads: int) -> dict[str, object]:
+def run(out: Path, algo: str, lag: int, seed: int, steps: int, threads: int, device: str) -> dict[str, object]:
     """Train once, or take what an earlier call left, and return the numbers of the run."""
     place = out / f"{algo}-lag{lag}-seed{seed}"
-    assignments = ["hf.device=cpu", "train.device=cpu", f"loop.eval_every={steps}", *SETTINGS.get(algo, ())]
+    assignments = [
+        *(
+            f"{table}.{key}={value}"
+            for table in ("hf", "train")
+            for key, value in (("device", device), ("dtype", "float32"))
+        ),
+        f"loop.eval_every={steps}",
+        *SETTINGS.get(algo, ()),
+    ]
     command = [
         sys.executable, "-c", "from nanoskyrl_cli.main import main; main()", "loop", "--preset", "quickstart",
         "--algo", algo, "--lag", str(lag), "--seed", str(seed), "--steps", str(steps), "--run", str(place),
         *(word for assignment in assignments for word in ("--set", assignment)),
     ]  # fmt: skip
-    limits = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
+    limits = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
     began = time.perf_counter()
     done = subprocess.run(command, env={**os.environ, **limits}, capture_output=True, text=True, check=False)
     found: dict[str, object] = {"algo": algo, "lag": lag, "seed": seed, "seconds": time.perf_counter() - began}
@@ -93,6 +100,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     asked = parser.parse_args()
     jobs = [
         (algo, int(lag), int(seed))
@@ -102,13 +110,13 @@ def main() -> None:
     ]
     found = []
     with concurrent.futures.ThreadPoolExecutor(asked.jobs) as pool:
-        futures = [pool.submit(run, asked.out, *job, asked.steps, asked.threads) for job in jobs]
+        futures = [pool.submit(run, asked.out, *job, asked.steps, asked.threads, asked.device) for job in jobs]
         for future in concurrent.futures.as_completed(futures):
             found.append(future.result())
             print(json.dumps(found[-1]), flush=True)
     order = {job: place for place, job in enumerate(jobs)}
     found.sort(key=lambda r: order[(str(r["algo"]), int(str(r["lag"])), int(str(r["seed"])))])
-    print(f"\n{os.cpu_count()} cores, {asked.jobs} runs side by side, {asked.threads} threads each\n")
+    print(f"\n{asked.device}, {os.cpu_count()} cores, {asked.jobs} runs side by side, {asked.threads} threads each\n")
     print(table(found))
 
 
