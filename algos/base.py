@@ -62,6 +62,11 @@ class Algorithm:
     log_ratio_limit: float | None = LOG_RATIO_LIMIT
     """Bound of a token's log-ratio before it is exponentiated; None where the surrogate has a guard of its own."""
 
+    @property
+    def loss_kl_estimator(self) -> str:
+        """Estimator of a KL in the loss: k1, published for rewards, has no gradient there."""
+        return self.kl_estimator if self.kl_place == "loss" else "k3"
+
     def inputs(
         self, logprobs: "Tensor", old_logprobs: "Tensor", advantages: "Tensor", mask: "Tensor"
     ) -> SurrogateInputs:

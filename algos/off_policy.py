@@ -29,9 +29,9 @@ class OffPolicyConfig:
     weight: str = "none"
     """none, token (each token's ratio), or sequence (the product over its row)."""
     cap: float = 2.0
-    """Weights are at most this."""
+    """Weights are at most this, where there is no band."""
     band: tuple[float, float] | None = None
-    """Tokens whose ratio lies outside weigh nothing (IcePop), with weight = token."""
+    """Tokens whose ratio lies outside weigh nothing, others their ratio (IcePop); with weight = token."""
     normalize: bool = False
     """Divide the weights by their mean over the mini-batch's trained tokens."""
     reject: str = "none"
@@ -61,6 +61,15 @@ class OffPolicyConfig:
             raise SettingsError(f"`off_policy.cap` must be above 0, not {self.cap}", hint="2 is usual")
         if self.band is not None and self.weight != "token":
             raise SettingsError("`off_policy.band` needs `off_policy.weight = token`", hint="Set both")
+        if self.normalize and self.weight == "none":
+            raise SettingsError("`off_policy.normalize` needs `off_policy.weight`", hint="Set both")
+        if self.denominator == "kept" and self.reject == "none":
+            raise SettingsError("`off_policy.denominator = kept` needs `off_policy.reject`", hint="Set both")
+        if self.negative_threshold is not None and not self.negative_threshold > 0:
+            raise SettingsError(
+                f"`off_policy.negative_threshold` must be above 0, not {self.negative_threshold}",
+                hint="Give nats, or leave it out",
+            )
         if (self.reject == "none") != (self.reject_band is None):
             raise SettingsError(
                 "`off_policy.reject` and `off_policy.reject_band` go together", hint="Set both or neither"
@@ -116,10 +125,10 @@ def correction(
     return masked(weights, kept), kept.to(ratio.dtype)
 
 
-def normalized(weights: "Tensor", mask: "Tensor") -> "Tensor":
-    """Return the weights divided by their mean over the trained tokens of a mini-batch."""
-    mean = masked(weights, mask).sum() / mask.sum().clamp(min=1)
-    return weights / mean if mean > 0 else weights
+def mean_weight(weights: "Tensor", mask: "Tensor") -> float:
+    """Return what the weights of a mini-batch are divided by to make their mean over trained tokens 1."""
+    mean = float(masked(weights, mask).sum() / mask.sum().clamp(min=1))
+    return mean if mean > 0 else 1.0
 
 
 def inside(ratio: "Tensor", band: tuple[float, float]) -> "Tensor":

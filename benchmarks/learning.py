@@ -1,8 +1,8 @@
 """What each algorithm learns on the laptop preset, at lag 0 and lag 4, over seeds.
 
-Each run is `skyrl loop --preset quickstart` in a process of its own, in float32: sampled success on the same 1,024 held-out tasks before and after, how much was clipped
-or gated, and the largest ratio. Prints a line a run as it ends, then the table of
-docs/algorithms.md.
+Each run is `skyrl loop --preset quickstart` in a process of its own, in float32: sampled
+success on the same 1,024 held-out tasks before and after, how much was clipped or gated, and
+the largest ratio. Prints a line a run as it ends, then the table of docs/algorithms.md.
 
 python benchmarks/learning.py --out runs/learning                          one run after another, on two cores
 python benchmarks/learning.py --out runs/learning --device cuda --jobs 8   eight side by side on a GPU

@@ -18,6 +18,8 @@ from nanoskyrl_cli.options import (
     finish,
     open_session,
     path,
+    policy_path,
+    print_json,
 )
 
 
@@ -57,13 +59,15 @@ def advantage(
         "train": {"algo": algo},
     }
     session = open_session(run, config, assignments, flags)
-    start, frozen = path(policy), path(reference)
+    start, frozen = policy_path(policy), policy_path(reference)
     if dry_run:
-        from nanoskyrl.stages.preview import show_advantages
+        from nanoskyrl.stages.preview import SHOWN, show_advantages
 
-        show_advantages(
-            session.preview_advantage(source=path(scored), policy=start, reference=frozen), file=data_stream()
-        )
+        found = session.preview_advantage(source=path(scored), policy=start, reference=frozen)
+        if as_json:
+            print_json(found.select(list(SHOWN)).to_pylist())
+        else:
+            show_advantages(found, file=data_stream())
         return 0
     outcome = session.advantage(source=path(scored), output=path(out), policy=start, reference=frozen, force=force)
     return finish(outcome, session, "train", as_json)

@@ -12,6 +12,7 @@ from nanoskyrl_cli.options import (
     data_stream,
     open_session,
     path,
+    policy_path,
     say,
 )
 
@@ -36,7 +37,7 @@ def compare(
 
     session = open_session(run, config, assignments)
     names = list(dict.fromkeys(name.strip() for name in algos.split(",") if name.strip()))
-    found = session.compare(names, source=path(advantages), policy=path(policy), output=path(out))
+    found = session.compare(names, source=path(advantages), policy=policy_path(policy), output=path(out))
     show_comparison(found, limit, file=data_stream())
     if out:
         say(f"Wrote {out}")

@@ -82,6 +82,17 @@ def path(name: str | None) -> Path | None:
     return None if name is None else as_path(name)
 
 
+def policy_path(name: str | None) -> Path | None:
+    """Return the directory of a policy, or None where none was given.
+
+    Raises:
+        InputError: nothing is there, or it is no policy.
+    """
+    from nanoskyrl.stages.policy import resolve_policy
+
+    return None if name is None else resolve_policy(name)
+
+
 def open_session(
     run: str | None,
     config: str | None = None,

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from nanoskyrl_cli.options import (
+    AlgoOption,
     ConfigOption,
     EnvOption,
     ForceOption,
@@ -22,6 +23,7 @@ from nanoskyrl_cli.options import (
 
 def rollout(
     env: EnvOption = None,
+    algo: AlgoOption = None,
     policy: PolicyOption = None,
     engine: Annotated[str | None, typer.Option(help="hf or scripted.", show_default=False)] = None,
     tasks: Annotated[
@@ -54,6 +56,7 @@ def rollout(
     named = [task.strip() for task in tasks.split(",")] if tasks else None
     flags = {
         "run": {"policy": policy, "seed": seed, "lag": lag},
+        "train": {"algo": algo},
         "rollout": {
             "env": env, "engine": engine, "tasks": named, "temperature": temperature,
             "train_batch_size": train_batch_size, "n_samples_per_prompt": n_samples_per_prompt, "max_turns": max_turns,

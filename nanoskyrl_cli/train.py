@@ -17,6 +17,7 @@ from nanoskyrl_cli.options import (
     finish,
     open_session,
     path,
+    policy_path,
     print_numbers,
 )
 
@@ -50,9 +51,9 @@ def train(
     flags = {"train": {"algo": algo, "lr": lr, "lora_rank": lora_rank, "allow_estimator": allow_estimator or None}}
     session = open_session(run, config, assignments, flags)
     if dry_run:
-        print_numbers(session.preview_train(source=path(advantages), policy=path(policy)), as_json)
+        print_numbers(session.preview_train(source=path(advantages), policy=policy_path(policy)), as_json)
         return 0
     outcome = session.train(
-        source=path(advantages), output=path(out), policy=path(policy), state=path(state), force=force
+        source=path(advantages), output=path(out), policy=policy_path(policy), state=path(state), force=force
     )
     return finish(outcome, session, "sync", as_json)

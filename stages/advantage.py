@@ -18,7 +18,7 @@ from nanoskyrl.algos.shaping import first_groups, groups_with_spread, is_overlon
 from nanoskyrl.stages.advantage_config import AdvantageConfig
 from nanoskyrl.stages.config import to_plain
 from nanoskyrl.stages.episodes import Episode, Episodes, batch_of, estimates_by_row, gather
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.manifest import Head, Manifest, Output, open_output, read_manifest
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
 from nanoskyrl.stages.policy import policy_digest
@@ -66,7 +66,9 @@ def advantage(
     source = read_manifest(scored, stage="score")
     asks = _asks(config, estimator)
     _check_named(asks, policy, reference)
-    head, facts = _head(config, source, asks, policy, reference)
+    if asks and passes is None:
+        passes = _fresh_passes()
+    head, facts = _head(config, source, asks, policy, reference, passes)
     with open_output(output, head, force=force, dropped=dropped_by_reason) as out:
         if out.manifest is not None:
             return out.manifest
@@ -148,12 +150,12 @@ def advantage_columns(
         reasons = drop_reasons(episodes, config)
     asks, passed = _asks(config, estimator), {}
     if asks:
-        from nanoskyrl.stages.passes import Passes, Wanted
+        from nanoskyrl.stages.passes import Wanted
 
         wanted = Wanted(policy=models.policy, reference=models.reference, **{name: name in asks for name in PASSED})
         with watch("passes"):
             needed = _rows_needed(episodes, reasons, config)
-            passed = _passes(tables, out, needed, models.passes or Passes(), wanted, config)
+            passed = _passes(tables, out, needed, models.passes or _fresh_passes(), wanted, config)
     with watch("estimate"):
         return estimate(episodes, reasons, passed, config, estimator)
 
@@ -189,8 +191,9 @@ def _check_named(asks: set[str], policy: Path | None, reference: Path | None) ->
 
 
 def _head(
-    config: AdvantageConfig, source: Manifest, asks: set[str], policy: Path | None, reference: Path | None
-) -> tuple[Head, dict[str, Any]]:
+    config: AdvantageConfig, source: Manifest, asks: set[str], policy: Path | None, reference: Path | None,
+    passes: "Passes | None",
+) -> tuple[Head, dict[str, Any]]:  # fmt: skip
     inputs, facts = {"score": source.digest}, {}
     if "ref_logprobs" in asks and reference is not None:
         inputs["reference"] = policy_digest(reference)
@@ -200,7 +203,17 @@ def _head(
         facts["critic"] = critic_digest(policy)
         inputs["critic"] = facts["critic"] or "untrained"
     starts = policy_digest(policy) if "old_logprobs" in asks and policy is not None else source.policy
-    return Head(stage="advantage", settings={"advantage": to_plain(config)}, inputs=inputs, policy=starts), facts
+    settings: dict[str, Any] = {"advantage": to_plain(config)}
+    if passes is not None and asks:
+        settings["passes"] = {"dtype": passes.learner.dtype}
+    return Head(stage="advantage", settings=settings, inputs=inputs, policy=starts), facts
+
+
+def _fresh_passes() -> "Passes":
+    from nanoskyrl.stages.learner import Learner
+    from nanoskyrl.stages.passes import Passes
+
+    return Passes(Learner())
 
 
 def drop_reasons(episodes: Episodes, config: AdvantageConfig) -> list[str | None]:
@@ -289,7 +302,7 @@ def estimate(
 ) -> dict[str, list[Any]]:
     """Return the columns of `advantage`, one value a row of the whole batch."""
     kept = [reason is None for reason in reasons]
-    penalties = _penalties(episodes, passed, config) if config.use_kl_in_reward else None
+    penalties = _penalties(episodes, passed, config, _rows_needed(episodes, reasons, config))
     rewards = [_shaped(episode, config) for episode in episodes]
     joined = [None if penalties is None else episodes.joined(episode, penalties) for episode in episodes]
     totals = [
@@ -323,13 +336,21 @@ def _shaped(episode: Episode, config: AdvantageConfig) -> float | None:
         return episode.reward
     assert config.overlong_max_length is not None
     return episode.reward + overlong_punishment(
-        episode.completion_tokens, max_length=config.overlong_max_length,
+        episode.longest_turn, max_length=config.overlong_max_length,
         buffer_length=config.overlong_buffer_length, factor=config.overlong_factor,
     )  # fmt: skip
 
 
-def _penalties(episodes: Episodes, passed: Mapping[str, Rows], config: AdvantageConfig) -> Rows:
-    """Return the weighed KL of each row's trained tokens, under the old policy against the reference."""
+def _penalties(
+    episodes: Episodes, passed: Mapping[str, Rows], config: AdvantageConfig, needed: set[int]
+) -> Rows | None:
+    """Return the weighed KL of each row's trained tokens, under the old policy against the reference; None if off.
+
+    Raises:
+        InputError: a row that is trained on has no log-probs to take it from.
+    """
+    if not config.use_kl_in_reward:
+        return None
     import torch
 
     from nanoskyrl.algos.kl import kl
@@ -341,6 +362,11 @@ def _penalties(episodes: Episodes, passed: Mapping[str, Rows], config: Advantage
         return config.kl_reward_coef * kl(of_old, of_ref, on, config.kl_estimator_type)[0].numpy()
 
     old = passed["old_logprobs"] if "old_logprobs" in passed else passed["logprobs"]
+    if any(old[row] is None for row in needed):
+        raise InputError(
+            "`advantage.use_kl_in_reward` needs log-probs, and rows have none",
+            hint="Run `skyrl advantage --old-logprobs recompute`",
+        )
     return [penalty(*of) for of in zip(old, passed["ref_logprobs"], episodes.masks, strict=True)]
 
 

@@ -1,12 +1,13 @@
 """Settings of `advantage`, and how what is left open in them is decided by the algorithm."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from nanoskyrl.algos.advantages import EstimatorConfig
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.kl import KL_ESTIMATORS
 from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.rollout import RolloutConfig
 from nanoskyrl.stages.train_config import TrainConfig
 
 OLD_LOGPROBS = ("rollout", "recompute")
@@ -22,7 +23,7 @@ class AdvantageConfig(EstimatorConfig):
     """Tokens over which a soft punishment for length grows; 0 is off; None: a fifth of the largest length for dapo,
     else off."""
     overlong_max_length: int | None = None
-    """Sampled tokens of a trajectory at which that punishment is whole; None: rollout.max_generate_length."""
+    """Tokens of a trajectory's longest turn at which that punishment is whole; None: what a turn may have at most."""
     overlong_factor: float = 1.0
     """The whole punishment."""
     overlong_filter: bool = False
@@ -31,7 +32,7 @@ class AdvantageConfig(EstimatorConfig):
     """Leave out groups whose success, or unshaped reward, is all alike; else they stay, with the advantage that the
     estimator gives. None: with dynamic sampling."""
     max_groups: int | None = None
-    """Keep the first so many groups with spread, drop the surplus; None: with dynamic sampling a batch, else all."""
+    """Keep the first so many groups with spread, drop the surplus; None: what dynamic sampling fills, else all."""
     use_kl_in_reward: bool = False
     """Take the KL to the reference, the run's first policy, off the reward of each token."""
     kl_reward_coef: float = 0.001
@@ -86,10 +87,27 @@ class AdvantageConfig(EstimatorConfig):
             )
 
 
-def settled(
-    config: AdvantageConfig, algorithm: Algorithm, train: TrainConfig, rollout: RolloutConfig
-) -> AdvantageConfig:
-    """Return the settings with everything decided that was left to the algorithm.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the rows were sampled, as far as `advantage` goes by it; the manifests of rollout and score say so."""
+
+    groups: int
+    """Prompts that a step was to fill."""
+    max_generate_length: int
+    dynamic_sampling: bool
+
+
+def sampling_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `score` hands on of a rollout's settings."""
+    return {
+        "groups": len(settings.get("tasks") or ()) or settings.get("train_batch_size"),
+        "max_generate_length": settings.get("max_generate_length"),
+        "dynamic_sampling": bool(settings.get("dynamic_sampling")),
+    }
+
+
+def settled(config: AdvantageConfig, algorithm: Algorithm, train: TrainConfig, sampling: Sampling) -> AdvantageConfig:
+    """Return the settings with everything decided that was left to the algorithm and to how the rows were sampled.
 
     Raises:
         SettingsError: the KL to the reference would stand both in the reward and in the loss.
@@ -98,8 +116,8 @@ def settled(
         raise SettingsError(
             "`advantage.use_kl_in_reward` and `train.use_kl_loss` are both on", hint="Switch one of them off"
         )
-    dynamic = rollout.dynamic_sampling if rollout.dynamic_sampling is not None else algorithm.dynamic_sampling
-    length = config.overlong_max_length or rollout.max_generate_length
+    dynamic = sampling.dynamic_sampling
+    length = config.overlong_max_length or sampling.max_generate_length
     buffer = config.overlong_buffer_length
     if buffer is None:
         buffer = max(1, length // 5) if algorithm.overlong_punishment else 0
@@ -109,7 +127,7 @@ def settled(
         overlong_buffer_length=buffer,
         overlong_max_length=length if buffer else None,
         drop_zero_variance=dynamic if config.drop_zero_variance is None else config.drop_zero_variance,
-        max_groups=rollout.train_batch_size if config.max_groups is None and dynamic else config.max_groups,
+        max_groups=sampling.groups if config.max_groups is None and dynamic else config.max_groups,
         ref_logprobs=(
             config.use_kl_in_reward or train.use_kl_loss if config.ref_logprobs is None else config.ref_logprobs
         ),

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import torch
 
 from nanoskyrl.stages.digests import derive_seed
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.manifest import read_manifest
 from nanoskyrl.stages.objective import Objective, Terms
 from nanoskyrl.stages.policy import policy_digest
@@ -28,6 +28,7 @@ from nanoskyrl.stages.update import Update
 SCHEMA = pa.schema(
     [
         pa.field("algo", pa.string(), nullable=False),
+        pa.field("takes", pa.string()),
         pa.field("loss", pa.float64()),
         pa.field("gradient_norm", pa.float64()),
         pa.field("share_name", pa.string()),
@@ -39,9 +40,12 @@ SCHEMA = pa.schema(
         pa.field("weight", pa.list_(pa.float64())),
     ]
 )
-"""One row an algorithm. share: of tokens clipped (clip_ratio), or of the gradient let through (gate). cosines: between
-its gradient and each other's; null where one is 0. weight: of each row of the shards, minus the slope of the loss by
-the log-probs of its tokens, summed: how hard the row is pushed up."""
+"""One row an algorithm.
+
+takes: the estimator it was published with, whatever the rows hold. share: of tokens clipped (clip_ratio), or of the
+gradient let through (gate). cosines: between its gradient and each other's; null where one is 0. weight: of each row of
+the shards, minus the slope of the loss by the log-probs of its tokens, summed: how hard the row is pushed up.
+"""
 
 
 def compare(
@@ -78,9 +82,11 @@ def compare(
     recipes = [recipe_of(replace(config, algo=algo, allow_estimator=True), settings or {}) for algo in algos]
     for recipe in recipes:
         recipe.check(source)
-    table = read_kept(advantages, source, recipes[0])
+    table, _ = read_kept(advantages, source, recipes[0], policy)
+    if not table.num_rows:
+        raise InputError(f"no row of `{advantages}` is kept", hint="Every group went alike: take another step")
     for recipe in recipes[1:]:
-        recipe.check_rows(table)
+        recipe.check_rows(table, policy)
     # One policy for all: with new adapters, the same ones.
     learner = next((recipe for recipe in recipes if recipe.critic), recipes[0]).learner()
     learner.load(policy, seed=derive_seed(seed, "adapters") % 2**32)
@@ -93,6 +99,7 @@ def compare(
         rows.append(
             {
                 "algo": algo,
+                "takes": recipe.algorithm.estimator,
                 "loss": seen["train/loss"],
                 "gradient_norm": float(gradients[-1].norm()),
                 "share_name": share,

@@ -84,12 +84,14 @@ def new_critic(model: Any, config: CriticConfig, *, lora: bool) -> Critic:
     return Critic(backbone, base.config.get_text_config().hidden_size).to(base.device)
 
 
-def load_critic(policy: Path, model: Any, *, dtype: torch.dtype, device: str) -> Critic | None:
+def load_critic(policy: Path, model: Any, config: CriticConfig, *, dtype: torch.dtype, device: str) -> Critic | None:
     """Return the critic saved beside a policy; None if there is none.
 
     Raises:
         InputError: its files cannot be read.
+        SettingsError: it has another kind of backbone than is asked for.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModel
 
     folder = policy / CRITIC
@@ -101,10 +103,15 @@ def load_critic(policy: Path, model: Any, *, dtype: torch.dtype, device: str) ->
         backbone = AutoModel.from_pretrained(folder, dtype=dtype) if kind == "own" else None
         critic = Critic(cast(nn.Module, backbone), base.config.get_text_config().hidden_size)
         critic.head.load_state_dict(load_file(folder / HEAD))
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise InputError(
             f"the critic in `{folder}` does not load: {error}", hint="Run `skyrl train` again with `--force`"
         ) from error
+    if config.backbone is not None and config.backbone != kind:
+        raise SettingsError(
+            f"the critic in `{folder}` has the backbone `{kind}`, and `critic.backbone` is {config.backbone}",
+            hint="Go on with its own, or begin another run",
+        )
     return critic.to(device)
 
 

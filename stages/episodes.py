@@ -5,12 +5,16 @@ dynamic sampling know no parts. A trajectory of several rows is joined in the or
 steps, and what the estimator says of it is cut up again.
 """
 
+# pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from nanoskyrl.algos.advantages import Batch, Estimates
 from nanoskyrl.algos.shaping import metric_of
@@ -18,7 +22,7 @@ from nanoskyrl.stages.trajectory import row_arrays
 
 COLUMNS = (
     "trajectory_id", "step_index", "group_id", "reward", "success", "status", "stop_reason", "trainable",
-    "completion_tokens", "loss_mask",
+    "completion_tokens", "turns", "loss_mask",
 )  # fmt: skip
 """What is read of each row to decide which are kept."""
 
@@ -35,8 +39,8 @@ class Episode:
     trainable: bool
     stop_reason: str
     """Of the last step."""
-    completion_tokens: int
-    """Sampled in all steps."""
+    longest_turn: int
+    """Tokens sampled in the longest of its turns."""
     rows: list[int] = field(default_factory=list)
     """Places in the batch, in the order of the steps."""
 
@@ -72,7 +76,8 @@ def gather(tables: Iterable[pa.Table]) -> Episodes:
     steps: dict[str, list[tuple[int, int]]] = {}
     masks: list[np.ndarray] = []
     for table in tables:
-        facts = {name: table.column(name).to_pylist() for name in COLUMNS if name != "loss_mask"}
+        facts = {name: table.column(name).to_pylist() for name in COLUMNS if name not in ("turns", "loss_mask")}
+        longest = _longest_turns(table)
         for index, mask in enumerate(row_arrays(table.column("loss_mask"))):
             row = {name: values[index] for name, values in facts.items()}
             name, failed = row["trajectory_id"], row["status"] == "failed"
@@ -83,7 +88,7 @@ def gather(tables: Iterable[pa.Table]) -> Episodes:
                 )
             episode.failed |= failed
             episode.trainable &= row["trainable"]
-            episode.completion_tokens += row["completion_tokens"]
+            episode.longest_turn = max(episode.longest_turn, longest[index])
             of_it = steps.setdefault(name, [])
             if not of_it or row["step_index"] > max(of_it)[0]:
                 episode.stop_reason = row["stop_reason"]
@@ -94,6 +99,21 @@ def gather(tables: Iterable[pa.Table]) -> Episodes:
         if episode.failed:
             episode.reward = episode.success = None
     return Episodes(by_id, masks)
+
+
+def _longest_turns(table: pa.Table) -> list[int]:
+    """Return the tokens of each row's longest turn; all of them where the engine counts no turns."""
+    found = table.column("completion_tokens").to_pylist()
+    turns = table.column("turns").combine_chunks()
+    if not table.num_rows:
+        return found
+    counts = turns.flatten().field("token_count").to_pylist()
+    start = 0
+    for row, length in enumerate(pc.list_value_length(turns).to_pylist()):
+        of_row = [count for count in counts[start : start + (length or 0)] if count is not None]
+        found[row] = max(of_row, default=found[row])
+        start += length or 0
+    return found
 
 
 def batch_of(

@@ -4,6 +4,7 @@ A learner can stay up from step to step: `load` does nothing if it already holds
 policy and state asked for, so a live learner and a fresh one end with the same bytes.
 """
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -54,7 +55,7 @@ class StepResult:
     skipped: bool
     """The gradients were not finite, so the weights stayed as they were."""
     critic_grad_norm: float | None = None
-    """Of a critic with a backbone of its own."""
+    """Of the critic's own weights."""
 
 
 class Learner:
@@ -78,6 +79,8 @@ class Learner:
         self._policy: Path | None = None
         self._optimizer: Any = None
         self._scheduler: Any = None
+        self._critic_optimizer: Any = None
+        self._critic_scheduler: Any = None
         self._accelerator: Any = None
         self.lora_rank = 0
 
@@ -107,6 +110,11 @@ class Learner:
             return self.critic_config.value_loss_coef
         return 1.0 if self.critic.backbone is not None else 0.1
 
+    @property
+    def dtype(self) -> str:
+        """Name of the type that weights are held in."""
+        return str(pick_dtype(self.config.dtype, self.device)).removeprefix("torch.")
+
     def _parameters(self) -> int:
         return sum(p.numel() for p in self.model.parameters())
 
@@ -129,9 +137,9 @@ class Learner:
         dtype = pick_dtype(self.config.dtype, self.device)
         model = load_model(policy, dtype=dtype, device=self.device)
         self.lora_rank = _rank_of(model, self.config.lora_rank)
-        self.critic = None
+        self.critic = self._critic_optimizer = self._critic_scheduler = None
         if self.critic_config is not None:
-            self.critic = load_critic(policy, model, dtype=dtype, device=self.device) or new_critic(
+            self.critic = load_critic(policy, model, self.critic_config, dtype=dtype, device=self.device) or new_critic(
                 model, self.critic_config, lora=bool(self.lora_rank)
             )
         if self.lora_rank and not is_adapter(policy):
@@ -171,13 +179,29 @@ class Learner:
 
     def _prepare(self) -> None:
         from accelerate import Accelerator
+
+        if self._accelerator is None:
+            self._accelerator = Accelerator(cpu=self.device == "cpu")
+        self._accelerator.free_memory()  # it would keep the models of earlier loads
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.model, self._optimizer, self._scheduler = self._accelerator.prepare(
+            self.model, *self._optimizer_of(trained, self.lr)
+        )
+        # No dropout: the ratio of a fresh update must be 1, and a resumed step must see the same masks.
+        self.model.eval()
+        if self.critic is not None:
+            # An optimizer of its own: a run may go over to an algorithm without a critic, and back.
+            prepared = self._accelerator.prepare(
+                self.critic, *self._optimizer_of(list(self.critic.parameters()), self._critic_lr)
+            )
+            self.critic, self._critic_optimizer, self._critic_scheduler = prepared[0].eval(), *prepared[1:]
+
+    def _optimizer_of(self, parameters: list[Any], lr: float) -> tuple[Any, Any]:
+        """Return an optimizer and its schedule."""
         from transformers import get_scheduler
 
-        trained: list[dict[str, Any]] = [{"params": [p for p in self.model.parameters() if p.requires_grad]}]
-        if self.critic is not None:
-            trained.append({"params": list(self.critic.parameters()), "lr": self._critic_lr})
         optimizer = torch.optim.AdamW(
-            trained, lr=self.lr, betas=self.config.adam_betas, weight_decay=self.config.weight_decay
+            parameters, lr=lr, betas=self.config.adam_betas, weight_decay=self.config.weight_decay
         )
         try:
             scheduler = get_scheduler(
@@ -191,19 +215,16 @@ class Learner:
                 f"`train.lr_scheduler` {self.config.lr_scheduler!r}: {error}",
                 hint="Check the name, and `train.lr_decay_steps`",
             ) from error
-        if self._accelerator is None:
-            self._accelerator = Accelerator(cpu=self.device == "cpu")
-        self.model, self._optimizer, self._scheduler = self._accelerator.prepare(self.model, optimizer, scheduler)
-        # No dropout: the ratio of a fresh update must be 1, and a resumed step must see the same masks.
-        self.model.eval()
-        if self.critic is not None:
-            self.critic = self._accelerator.prepare(self.critic).eval()
+        return optimizer, scheduler
 
     def _load_state(self, state: Path) -> None:
         try:
             saved = torch.load(state / STATE_FILE, map_location=self.device, weights_only=True)
             self._optimizer.load_state_dict(saved["optimizer"])
             self._scheduler.load_state_dict(saved["scheduler"])
+            if self.critic is not None and "critic_optimizer" in saved:
+                self._critic_optimizer.load_state_dict(saved["critic_optimizer"])
+                self._critic_scheduler.load_state_dict(saved["critic_scheduler"])
         except FileNotFoundError as error:
             raise InputError(
                 f"`{state}` has been pruned", hint="Train from the newest step, or keep more with `loop.keep_states`"
@@ -236,17 +257,18 @@ class Learner:
         )
 
     def reference_logprobs(self, sequences: Sequences, temperature: float, max_tokens: int) -> list[np.ndarray]:
-        """Return the nats under the base model, its adapters switched off: no second copy is needed."""
+        """Return the nats under the model without its adapters, if it has any: no second copy is needed."""
         model = self._accelerator.unwrap_model(self.model)
-        with model.disable_adapter():
+        with model.disable_adapter() if self.lora_rank else contextlib.nullcontext():
             return self.logprobs(sequences, temperature, max_tokens)
 
     def _by_row(
         self, sequences: Sequences, max_tokens: int, of_batch: Callable[[MicroBatch], Tensor]
     ) -> list[np.ndarray]:
-        found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(sequences)
+        found = [np.zeros(len(row), np.float32) for row in sequences.response_ids]
+        rows = [row for row, count in enumerate(sequences.trained_tokens) if count]
         with torch.no_grad():
-            for batch in collate_all(sequences, range(len(sequences)), max_tokens, self.device):
+            for batch in collate_all(sequences, rows, max_tokens, self.device):
                 for row, line in zip(batch.rows, of_batch(batch).float().cpu().numpy(), strict=True):
                     found[row] = response_part(sequences, row, line)
         return found
@@ -268,7 +290,10 @@ class Learner:
             batches: Of one mini-batch.
             loss_of: Returns a micro-batch's share of the mini-batch's loss.
         """
-        self._optimizer.zero_grad(set_to_none=True)
+        optimizers = [each for each in (self._optimizer, self._critic_optimizer) if each is not None]
+        schedulers = [each for each in (self._scheduler, self._critic_scheduler) if each is not None]
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
         for batch in batches:
             self._accelerator.backward(loss_of(batch))
         norm = float(self._accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
@@ -280,9 +305,11 @@ class Learner:
         lr = float(self._scheduler.get_last_lr()[0])
         finite = np.isfinite(norm) and np.isfinite(of_critic or 0.0)
         if finite:
-            self._optimizer.step()
+            for optimizer in optimizers:
+                optimizer.step()
             self.policy_digest = None  # no published policy any more, until it is saved
-        self._scheduler.step()
+        for scheduler in schedulers:
+            scheduler.step()
         return StepResult(norm, lr, not finite, of_critic)
 
     def save(self, policy: Path, state: Path, canary: Sequence[int]) -> str:
@@ -336,6 +363,9 @@ class Learner:
         )
         make_directory(state)
         kept = {"optimizer": self._optimizer.state_dict(), "scheduler": self._scheduler.state_dict()}
+        if self.critic is not None:
+            kept["critic_optimizer"] = self._critic_optimizer.state_dict()
+            kept["critic_scheduler"] = self._critic_scheduler.state_dict()
         with write_errors(state / STATE_FILE, RuntimeError):  # torch's writer knows no OSError
             torch.save(kept, state / STATE_FILE)
         with write_errors(policy.parent):

@@ -69,6 +69,9 @@ def sequence_logprobs(
         pieces.append(
             chunk(*part) if one_chunk or not torch.is_grad_enabled() else checkpoint(chunk, *part, use_reentrant=False)
         )
-    flat = [torch.cat([piece[i] for piece in pieces]) if pieces else hidden.new_zeros(0) for i in (0, 1)]
+    flat = [
+        torch.cat([piece[i] for piece in pieces]) if pieces else hidden.new_zeros(0, dtype=torch.float32)
+        for i in (0, 1)
+    ]
     zeros = torch.zeros(targets.shape, dtype=torch.float32, device=ids.device)
     return TokenStatistics(zeros.masked_scatter(chosen, flat[0]), zeros.masked_scatter(chosen, flat[1]), hidden)

@@ -14,7 +14,7 @@ from torch import Tensor
 from nanoskyrl.algos.aggregate import Totals, reduction
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.kl import K3_LIMIT, kl
-from nanoskyrl.algos.off_policy import OffPolicyConfig, correction, negative_rows_gone
+from nanoskyrl.algos.off_policy import OffPolicyConfig, correction, mean_weight, negative_rows_gone
 from nanoskyrl.algos.value_loss import value_loss
 from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all, response_part, with_weights
 from nanoskyrl.stages.learner import Learner
@@ -27,8 +27,12 @@ class MiniBatch:
 
     rows: list[int]
     totals: Totals
+    """What the surrogate's loss is divided by: all trained tokens, or those that `off_policy` keeps."""
     prompt_tokens: dict[str, int]
-    """Trained tokens of each prompt."""
+    """The same, by prompt."""
+    whole: Totals
+    """Of all trained tokens: for the KL and the critic, which leave no row out."""
+    whole_prompt_tokens: dict[str, int]
     mean_weight: float
     """What off-policy weights are divided by; 1 unless they are normalised."""
 
@@ -46,6 +50,8 @@ class Terms:
     """Nats, trained minus old policy, without gradient."""
     entropy: Tensor
     reported: dict[str, Tensor]
+    share: Tensor | None
+    """The surrogate's own: of tokens clipped, or of the gradient let through."""
 
 
 class Objective:
@@ -85,65 +91,87 @@ class Objective:
     def mini_batch(self, rows: list[int]) -> MiniBatch:
         """Return what these rows are divided by, if they make one optimizer step."""
         trained = self.sequences.trained_tokens
-        counted = self.kept_tokens if self.off_policy.denominator == "kept" else trained
+        only_kept = self.off_policy.denominator == "kept"
+        totals, per_prompt = self._totals(rows, self.kept_tokens if only_kept else trained, leave_out=only_kept)
+        whole, whole_per_prompt = self._totals(rows, trained, leave_out=False)
+        weight = 1.0
+        if self.off_policy.normalize:
+            weights, masks = (
+                torch.from_numpy(np.concatenate([np.asarray(of[row], np.float64) for row in rows]))
+                for of in (self.sequences.weights, self.sequences.loss_mask)
+            )
+            weight = mean_weight(weights, masks)
+        return MiniBatch(rows, totals, per_prompt, whole, whole_per_prompt, weight)
+
+    def _totals(self, rows: list[int], counted: list[int], *, leave_out: bool) -> tuple[Totals, dict[str, int]]:
+        """Return the counts of these rows, and the tokens of each prompt.
+
+        Args:
+            rows: Of one optimizer step.
+            counted: Tokens of each row of the table.
+            leave_out: Whether a row without counted tokens is none.
+        """
         per_prompt: dict[str, int] = {}
         for row in rows:
             group = self.sequences.groups[row]
             per_prompt[group] = per_prompt.get(group, 0) + counted[row]
+        not_empty = sum(counted[row] > 0 for row in rows)
         totals = Totals(
             tokens=sum(counted[row] for row in rows),
-            rows=sum(counted[row] > 0 for row in rows) if self.config.empty_rows == "exclude" else len(rows),
+            rows=not_empty if leave_out or self.config.empty_rows == "exclude" else len(rows),
             horizon=self.config.horizon,
-            prompts=len(per_prompt),
+            prompts=sum(count > 0 for count in per_prompt.values()) if leave_out else len(per_prompt),
         )
-        mean_weight = 1.0
-        if self.off_policy.normalize and self.off_policy.weight != "none":
-            sums = [np.asarray(self.sequences.weights[row]).sum(dtype=np.float64) for row in rows]
-            mean_weight = float(sum(sums) / max(sum(trained[row] for row in rows), 1)) or 1.0
-        return MiniBatch(rows, totals, per_prompt, mean_weight)
+        return totals, per_prompt
 
     def batches(self, mini: MiniBatch, device: str) -> Any:
-        """Yield the micro-batches of one optimizer step."""
-        return collate_all(self.sequences, mini.rows, self.config.max_tokens_per_micro_batch, device)
+        """Yield the micro-batches of one optimizer step; rows without trained tokens are in its totals alone."""
+        trained = self.sequences.trained_tokens
+        rows = [row for row in mini.rows if trained[row]]
+        return collate_all(self.sequences, rows, self.config.max_tokens_per_micro_batch, device)
 
     def terms(self, learner: Learner, batch: MicroBatch, mini: MiniBatch) -> Terms:
         """Return a micro-batch's share of the mini-batch's loss."""
         found = learner.statistics(batch, self.temperature)
         mask, on = batch.loss_mask, batch.loss_mask.bool()
         seen = self.algorithm.inputs(found.logprobs, batch.old_logprobs, batch.advantages, mask)
-        objective, reported = self.algorithm.surrogate(seen, self.algo_config)
+        objective, own = self.algorithm.surrogate(seen, self.algo_config)
+        reported = dict(own)
         weights = batch.weights / mini.mean_weight
         if self.off_policy.negative_threshold is not None:
             weights = weights * negative_rows_gone(
                 found.logprobs, batch.logprobs, batch.advantages, mask, self.off_policy.negative_threshold
             )
-        prompt_tokens = torch.tensor(
-            [mini.prompt_tokens[self.sequences.groups[row]] for row in batch.rows], device=mask.device
+        groups = [self.sequences.groups[row] for row in batch.rows]
+        tokens, whole_tokens = (
+            torch.tensor([of[group] for group in groups], device=mask.device)
+            for of in (mini.prompt_tokens, mini.whole_prompt_tokens)
         )
-        reduce = self._weights(mask, mini.totals, prompt_tokens)
+        reduce = self._weights(mask, mini.totals, tokens)
         policy_loss = -((objective * weights).masked_fill(~on, 0.0) * reduce).sum()
         loss, kl_loss, critic_loss = policy_loss, None, None
         if self.config.use_kl_loss:
-            estimator = self.config.kl_estimator_type or self.algorithm.kl_estimator
+            estimator = self.config.kl_estimator_type or self.algorithm.loss_kl_estimator
             estimate = kl(
                 found.logprobs, batch.ref_logprobs, mask, estimator,
                 straight_through=self.config.kl_straight_through,
                 value_limit=K3_LIMIT if estimator == "k3" else None,
             )  # fmt: skip
-            kl_loss = (estimate * reduce).sum()
+            kl_loss = (estimate * self._weights(mask, mini.whole, whole_tokens)).sum()
             loss = loss + self.config.kl_loss_coef * kl_loss
-            reported = {**reported, "kl_to_reference": estimate.detach()}
+            reported["kl_to_reference"] = estimate.detach()
         if self.critic is not None and self._value_weights is not None:
             values = learner.values_of(batch, found)
             losses, clipped = value_loss(values, batch.values, batch.returns, mask, self.critic.value_clip)
-            critic_loss = (losses * self._value_weights(mask, mini.totals, None)).sum()
+            critic_loss = (losses * self._value_weights(mask, mini.whole, None)).sum()
             loss = loss + learner.value_loss_coef * critic_loss
-            reported = {**reported, "value_clip_ratio": clipped, "value": values.detach()}
+            reported |= {"value_clip_ratio": clipped, "value": values.detach()}
         if self.off_policy.on:
-            reported = {**reported, "off_policy_weight": weights}
+            reported["off_policy_weight"] = weights
         return Terms(
-            loss, policy_loss, kl_loss, critic_loss, found.logprobs, seen.log_ratio.detach(), found.entropy, reported
-        )
+            loss, policy_loss, kl_loss, critic_loss, found.logprobs, seen.log_ratio.detach(), found.entropy, reported,
+            next(iter(own.values()), None),
+        )  # fmt: skip
 
 
 def _weighed(sequences: Sequences, config: OffPolicyConfig, max_tokens: int) -> tuple[Sequences, list[int]]:

@@ -38,8 +38,8 @@ class Wanted:
 class Passes:
     """The models that passes are made with; kept up from step to step by whoever keeps this."""
 
-    def __init__(self, learner: Learner | None = None) -> None:
-        """Use this learner, or make one when it is needed."""
+    def __init__(self, learner: Learner) -> None:
+        """Use this learner, which may hold nothing yet; its settings are those of training."""
         self.learner = learner
         self._reference: Learner | None = None
 
@@ -61,9 +61,8 @@ class Passes:
         return found
 
     def _loaded(self, policy: Path, *, critic: bool = False) -> Learner:
-        if self.learner is None or (critic and self.learner.critic_config is None):
-            config = self.learner.config if self.learner else OptimizerConfig()
-            self.learner = Learner(config, critic=CriticConfig() if critic else None)
+        if critic and self.learner.critic_config is None:
+            self.learner = Learner(self.learner.config, critic=CriticConfig())
         # A learner that holds this policy keeps its optimizer: only another policy is loaded.
         if self.learner.policy_digest != policy_digest(policy):
             self.learner.load(policy)
@@ -71,13 +70,14 @@ class Passes:
 
     def _under_reference(self, sequences: Sequences, wanted: Wanted, temperature: float, max_tokens: int) -> Any:
         assert wanted.reference is not None
-        reference = policy_digest(wanted.reference)
-        policy = wanted.policy
-        if policy is not None and is_adapter(policy) and read_info(policy).base == reference:
+        reference, policy = policy_digest(wanted.reference), wanted.policy
+        if policy is not None and reference in (policy_digest(policy), read_info(policy).base):
+            # The policy is the reference, or an adapter over it: its own model serves, without the adapter.
             return self._loaded(policy).reference_logprobs(sequences, temperature, max_tokens)
         if self._reference is None:
-            config = self.learner.config if self.learner else OptimizerConfig()
-            self._reference = Learner(OptimizerConfig(dtype=config.dtype, device=config.device, lora_rank=0))
+            config = self.learner.config
+            rank = None if is_adapter(wanted.reference) else 0
+            self._reference = Learner(OptimizerConfig(dtype=config.dtype, device=config.device, lora_rank=rank))
         if self._reference.policy_digest != reference:
             self._reference.load(wanted.reference)
         return self._reference.logprobs(sequences, temperature, max_tokens)

@@ -10,6 +10,12 @@ from rich.table import Table
 
 from nanoskyrl.stages.trajectory import row_arrays
 
+SHOWN = (
+    "trajectory_id", "step_index", "group_id", "sample", "reward", "shaped_reward", "advantages", "returns", "values",
+    "kept", "drop_reason",
+)  # fmt: skip
+"""What a dry run prints as JSON."""
+
 
 def span(values: np.ndarray) -> str:
     """Return numbers as one, or as their range."""

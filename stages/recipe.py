@@ -3,11 +3,15 @@
 Everything here is checked before a model is loaded.
 """
 
+# pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.off_policy import OffPolicyConfig
@@ -49,8 +53,8 @@ class Recipe:
     def objective(self, table: pa.Table) -> Objective:
         """Return the loss over these rows."""
         return Objective(
-            self.algorithm, self.algo_config, self.config, read_sequences(table), one_temperature(table),
-            off_policy=self.off_policy, critic=self.critic,
+            self.algorithm, self.algo_config, self.config, read_sequences(table),
+            one_temperature(table) if table.num_rows else 1.0, off_policy=self.off_policy, critic=self.critic,
         )  # fmt: skip
 
     def check(self, source: Manifest) -> None:
@@ -67,6 +71,9 @@ class Recipe:
                 "the KL to the reference stands in the reward already, and `train.use_kl_loss` is on",
                 hint="Switch one of them off",
             )
+        estimator = self.config.kl_estimator_type or self.algorithm.loss_kl_estimator
+        if self.config.use_kl_loss and estimator == "k1" and not self.config.kl_straight_through:
+            raise SettingsError("k1 has no gradient in expectation", hint="Set `train.kl_estimator_type` to k2 or k3")
         if self.config.allow_estimator:
             return
         wanted, found = self.algorithm.estimator, made.get("estimator")
@@ -86,14 +93,19 @@ class Recipe:
                 hint="Run `skyrl advantage --set advantage.use_kl_in_reward=false`, or pass `--allow-estimator`",
             )
 
-    def check_rows(self, kept: pa.Table) -> None:
+    def check_rows(self, kept: pa.Table, policy: Path) -> None:
         """Refuse rows that lack what the loss reads, or for which a ratio would be wrong.
+
+        Args:
+            kept: The rows to learn from.
+            policy: What training starts from.
 
         Raises:
             InputError: names what is missing and how to get it.
         """
         algorithm, name = self.algorithm, self.config.algo
-        if algorithm.uses_ratio and (
+        reads_sampler = self.off_policy.on or self.off_policy.negative_threshold is not None
+        if (algorithm.uses_ratio or reads_sampler) and (
             any(value < 1 for value in kept.column("top_p").to_pylist()) or any(kept.column("top_k").to_pylist())
         ):
             raise InputError(
@@ -103,6 +115,20 @@ class Recipe:
         missing = {column: bool(kept.column(column).null_count) for column in ("logprobs", "old_logprobs")}
         if all(missing.values()):
             raise InputError("rows have no log-probs", hint="Run `skyrl advantage --old-logprobs recompute`")
+        raw = pc.and_(pc.equal(kept.column("logprobs_mode"), "raw"), pc.not_equal(kept.column("temperature"), 1.0))
+        if pc.any(raw, min_count=0).as_py() and (missing["old_logprobs"] or reads_sampler):
+            raise InputError(
+                "rows hold raw log-probs, and were sampled at another temperature than 1",
+                hint="Sample with `rollout.logprobs_mode = processed`, or set `advantage.old_logprobs = recompute`",
+            )
+        samplers = set(kept.filter(pc.is_null(kept.column("logprobs"))).column("policy_digest").to_pylist())
+        if samplers - {policy_digest(policy)}:
+            raise InputError(
+                f"rows without recorded log-probs were sampled by another policy than `{policy}`",
+                hint="Record them (`rollout.logprobs_mode = processed`), or sample with lag 0",
+            )
+        if not pc.all(pc.greater(pc.list_value_length(kept.column("prompt_ids")), 0), min_count=0).as_py():
+            raise InputError("a row has an empty prompt", hint="A token that follows nothing has no log-prob")
         if self.off_policy.on and any(missing.values()):
             raise InputError(
                 "`off_policy` weighs old log-probs against the sampling policy's, and rows lack "
@@ -151,8 +177,10 @@ def check_start(source: Manifest, policy: Path) -> None:
         )
 
 
-def read_kept(place: Path, source: Manifest, recipe: Recipe) -> pa.Table:
-    """Return the rows to learn from, after refusing those that the recipe cannot use.
+def read_kept(place: Path, source: Manifest, recipe: Recipe, policy: Path) -> tuple[pa.Table, list[int]]:
+    """Return the rows to learn from, and the tokens of one row, after refusing those that the recipe cannot use.
+
+    No row at all is no mistake where every group was left out because all its attempts went alike.
 
     Raises:
         InputError: nothing is kept, or the rows lack what the loss reads.
@@ -163,13 +191,24 @@ def read_kept(place: Path, source: Manifest, recipe: Recipe) -> pa.Table:
     table = pa.concat_tables(found).combine_chunks()
     check(table, "advantage")
     kept = table.filter(table.column("kept"))
+    tokens = next(
+        (
+            [*row["prompt_ids"], *row["response_ids"]]
+            for of in (kept, table)
+            for row in of.select(["prompt_ids", "response_ids"]).slice(0, 64).to_pylist()
+            if row["prompt_ids"] and row["response_ids"]
+        ),
+        [],
+    )
+    if not kept.num_rows and set(table.column("drop_reason").to_pylist()) == {"zero_variance"} and tokens:
+        return kept, tokens
     if not kept.num_rows:
         reasons = sorted({reason for reason in table.column("drop_reason").to_pylist() if reason})
         raise InputError(
             f"no row of `{place}` is kept ({', '.join(reasons) or 'it is empty'})",
             hint="Look at the rows with `skyrl show`",
         )
-    recipe.check_rows(kept)
+    recipe.check_rows(kept, policy)
     if not sum(read_sequences(kept).trained_tokens):
         raise InputError(f"no row of `{place}` has a sampled token", hint="Raise the limits of the rollout")
-    return kept
+    return kept, tokens

@@ -125,6 +125,11 @@ class RolloutConfig:
             raise SettingsError(f"`rollout.top_k` is {self.top_k}, past any vocabulary", hint="0 is off")
         if self.top_k < 0:
             raise SettingsError(f"`rollout.top_k` must be at least 0, not {self.top_k}", hint="0 is off")
+        if self.dynamic_sampling and self.n_samples_per_prompt < 2:
+            raise SettingsError(
+                "`rollout.dynamic_sampling` looks for spread, and `rollout.n_samples_per_prompt` is 1",
+                hint="Give it at least 2, or set `rollout.dynamic_sampling = false`",
+            )
         for name, allowed in (
             ("split", ("train", "test")),
             ("logprobs_mode", LOGPROBS_MODES),

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nanoskyrl.envs.base import Environment, Score
+from nanoskyrl.stages.advantage_config import sampling_of
 from nanoskyrl.stages.config import plugin_config, to_plain
 from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.manifest import Head, Manifest, open_output, read_manifest
@@ -99,7 +100,9 @@ def score(
                 scored = score_table(table, scorer)
             with watch("write"):
                 out.write_part(index, scored)
-        manifest = out.finish(rows_in=source.rows_out)
+        # What `advantage` goes by: it sees no rollout.
+        facts = {"sampling": sampling_of(source.settings["rollout"])}
+        manifest = out.finish(rows_in=source.rows_out, facts=facts)
     log.write("score", {**summary(read_parts(output, manifest, SUMMARY_COLUMNS)), **watch.timings()})
     return manifest
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nanoskyrl.stages.config import Settings, merge, plugin_config, stage_config
+from nanoskyrl.stages.config import Settings, merge, plugin_config, stage_config, to_plain
 from nanoskyrl.stages.engines import Engine, make_engine
 from nanoskyrl.stages.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.manifest import Manifest, is_finished, read_manifest
@@ -164,32 +164,47 @@ class Session:
         from nanoskyrl.stages.advantage import advantage, needs_models
 
         source, target, step = self._places("advantage", step, source, output)
-        config = self.advantage_config()
-        policy, reference = self._models(step, policy, reference)
-        passes = self._passes_kept() if needs_models(config) else None
+        config, passes = self.advantage_config(source), None
+        if needs_models(config):
+            policy, reference = self._models(step, policy, reference)
+            passes = self._passes_up()
         was, log = is_finished(target) and not force, self._log(target, step)
         manifest = advantage(
             source, target, config, policy=policy, reference=reference, passes=passes, force=force, log=log
         )
         return self._done(manifest, target, was, step)
 
-    def advantage_config(self) -> Any:
-        """Return the settings of `advantage`, with what is left to the algorithm decided."""
-        from nanoskyrl.stages.advantage_config import settled
+    def advantage_config(self, source: Path | None = None) -> Any:
+        """Return the settings of `advantage` with what was left open decided.
 
+        Args:
+            source: Scored shards, whose manifest says how they were sampled; None: by rollouts still to come.
+        """
+        from nanoskyrl.stages.advantage_config import Sampling, sampling_of, settled
+
+        sampling = sampling_of(to_plain(self.rollout_config()))
+        if source is not None:
+            sampling = read_manifest(source, stage="score").facts.get("sampling") or sampling
         train = stage_config(self.settings, "train")
         algorithm = lookup("algo", train.algo)
-        return settled(stage_config(self.settings, "advantage"), algorithm, train, self.rollout_config())
+        return settled(stage_config(self.settings, "advantage"), algorithm, train, Sampling(**sampling))
 
     def preview_advantage(
         self, *, source: Path | None = None, policy: Path | None = None, reference: Path | None = None
     ) -> Any:
         """Return the table that `advantage` would write."""
-        from nanoskyrl.stages.advantage import Models, preview
+        from nanoskyrl.stages.advantage import Models, needs_models, preview
 
         source, step = self._source("advantage", None, source)
-        policy, reference = self._models(step, policy, reference)
-        return preview(source, self.advantage_config(), Models(policy, reference))
+        config = self.advantage_config(source)
+        if not needs_models(config):
+            return preview(source, config)
+        if step is not None and (policy is None or reference is None):
+            published = [self.run.policy(version) for version in (step, 0)]
+            # Nothing is published here: what is not there yet is taken from where it would come.
+            found = [place if place.is_dir() else resolve_policy(self.config.policy) for place in published]
+            policy, reference = policy or found[0], reference or found[1]
+        return preview(source, config, Models(policy, reference, self._passes_up()))
 
     def _models(self, step: int | None, policy: Path | None, reference: Path | None) -> tuple[Path | None, Path | None]:
         """Return what training starts from and the reference, as far as a run can say."""
@@ -198,15 +213,17 @@ class Session:
             reference = reference or self.first_policy()
         return policy, reference
 
-    def _passes_kept(self) -> Any:
-        """Return the models of `advantage` that stay up; none where nothing does."""
-        if not self.keep_up:
-            return None
-        if self._passes is None:
-            from nanoskyrl.stages.passes import Passes
+    def _passes_up(self) -> Any:
+        """Return the models of `advantage`, with the settings of training; they stay up if anything does."""
+        from nanoskyrl.stages.passes import Passes
+        from nanoskyrl.stages.recipe import recipe_of
 
+        config = stage_config(self.settings, "train")
+        if not self.keep_up:
+            return Passes(recipe_of(config, self.settings).learner())
+        if self._passes is None:
             # On the learner that trains: it holds the policy that training starts from already.
-            self._passes = Passes(self._learner_for(stage_config(self.settings, "train")))
+            self._passes = Passes(self._learner_for(config))
         return self._passes
 
     def train(

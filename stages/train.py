@@ -9,7 +9,6 @@ killed train starts again from the previous state and ends with the same bytes.
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from nanoskyrl.stages.config import to_plain
@@ -70,11 +69,11 @@ def train(
         inputs={"advantage": source.digest, **({"state": _state_of(state)} if state else {})},
         policy=policy_digest(policy),
     )
-    table, objective = None, None
+    table, objective, tokens = None, None, []
     if force or not is_finished(output):
         # Before an old output is cleared: what is to replace it can be made.
         with watch("read"):
-            table = read_kept(advantages, source, recipe)
+            table, tokens = read_kept(advantages, source, recipe, policy)
             objective = recipe.objective(table)
         if state is not None and not state.is_dir():
             raise InputError(
@@ -90,16 +89,15 @@ def train(
         steps = []
         with watch("train"):
             # A trajectory's id comes from run seed, step and task: the order does not change with the code's version.
-            drawn_for = table.column("trajectory_id")[0].as_py()
+            drawn_for = table.column("trajectory_id")[0].as_py() if table.num_rows else ""
             torch.manual_seed(derive_seed(seed, "train", drawn_for) % 2**32)
             groups = table.column("group_id").to_pylist()
-            for epoch in range(config.update_epochs_per_batch):
+            # Where no group teaches anything, the policy goes on as it is.
+            for epoch in range(config.update_epochs_per_batch if table.num_rows else 0):
                 order = mini_batches(groups, config.policy_mini_batch_size, derive_seed(seed, drawn_for, epoch))
                 steps += [update.step(learner, rows) for rows in order]
         with watch("save"):
-            sequences = objective.sequences
-            canary = np.concatenate([sequences.prompt_ids[0], sequences.response_ids[0]])
-            digest = learner.save(output / "policy", output / "state", canary.tolist())
+            digest = learner.save(output / "policy", output / "state", tokens)
             out.write_part(0, update.diagnostics(table))
             facts = {"policy": digest, "optimizer_steps": len(steps), "lr": learner.lr, "lora_rank": learner.lora_rank}
             if recipe.critic is not None:
@@ -126,7 +124,9 @@ def preview(
     source = read_manifest(advantages, stage="advantage")
     recipe.check(source)
     check_start(source, policy)
-    table = read_kept(advantages, source, recipe)
+    table, _ = read_kept(advantages, source, recipe, policy)
+    if not table.num_rows:
+        return {"rows": 0}
     objective = recipe.objective(table)
     learner = recipe.learner()
     learner.load(policy, seed=derive_seed(seed, "adapters") % 2**32)

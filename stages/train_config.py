@@ -67,7 +67,7 @@ class CriticConfig:
     loss_reduction: str = "token_mean"
     """How the value loss is averaged, as in `train.loss_reduction`."""
     max_grad_norm: float = 1.0
-    """Gradients of a critic of its own are scaled down to this norm."""
+    """Gradients of the critic's own weights are scaled down to this norm."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be meant."""
@@ -108,7 +108,7 @@ class TrainConfig(OptimizerConfig):
     kl_loss_coef: float = 0.001
     """Weight of that KL."""
     kl_estimator_type: str | None = None
-    """k1, k2, k3 or abs; None: what the algorithm was published with."""
+    """k1, k2, k3 or abs; None: what the algorithm was published with in its loss, else k3."""
     kl_straight_through: bool = False
     """Keep the estimator's value, and take the gradient of k2, which is that of KL(policy || reference)."""
     max_tokens_per_micro_batch: int = 16384

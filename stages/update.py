@@ -95,10 +95,12 @@ class Update:
         values = {"ratio": ratio, "kl": kl, "entropy": terms.entropy, **terms.reported}
         self._sums.add(mask, values)
         if not self._steps_taken:  # later the policy is another than the one that sampled
-            self._gap.add(mask, {"gap": (terms.logprobs - batch.logprobs).abs()})
+            recorded = [self.sequences.logprobs[row] is not None for row in batch.rows]
+            there = mask * torch.tensor(recorded, device=mask.device)[:, None]
+            self._gap.add(there, {"gap": (terms.logprobs - batch.logprobs).abs()})
         largest = ratio.masked_fill(~on, 0)
         self._largest_ratio = max(self._largest_ratio, float(largest.max()))
-        share = next(iter(terms.reported.values()), torch.zeros_like(mask))
+        share = torch.zeros_like(mask) if terms.share is None else terms.share
         for name, value in (
             ("tokens", mask), ("ratio", ratio), ("kl", kl), ("entropy", terms.entropy), ("share", share),
         ):  # fmt: skip
@@ -171,6 +173,8 @@ class Update:
 
     def _explained_variance(self) -> float | None:
         """Return how much of the returns' variance the old values foretold: 1 is all, 0 no more than their mean."""
+        if not len(self.sequences):
+            return None
         chosen = [mask != 0 for mask in self.sequences.loss_mask]
         returns, values = (
             np.concatenate([np.asarray(row)[on] for row, on in zip(rows, chosen, strict=True)])

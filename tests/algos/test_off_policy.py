@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nanoskyrl.algos.off_policy import OffPolicyConfig, correction, negative_rows_gone, normalized
+from nanoskyrl.algos.off_policy import OffPolicyConfig, correction, mean_weight, negative_rows_gone
 from nanoskyrl.stages.errors import SettingsError
 
 # Ratios of old to sampling policy: 3, 0.5 and a masked one; then 1.1 and 1.2.
@@ -51,9 +51,9 @@ def test_whole_rows_are_left_out(settings, kept):
     assert [row[:2] for row in weights] == [[of, of] for of in kept]
 
 
-def test_normalised_weights_have_mean_1_over_trained_tokens():
-    weights = normalized(torch.tensor([[2.0, 0.5, 7.0]]), torch.tensor([[1.0, 1.0, 0.0]]))
-    assert float(weights[0, :2].mean()) == pytest.approx(1.0)
+def test_the_mean_weight_is_of_trained_tokens():
+    assert mean_weight(torch.tensor([[2.0, 0.5, 7.0]]), torch.tensor([[1.0, 1.0, 0.0]])) == pytest.approx(1.25)
+    assert mean_weight(torch.zeros(1, 2), torch.ones(1, 2)) == 1.0  # all are left out: nothing is divided by 0
 
 
 def test_huge_and_missing_log_probs_leave_finite_weights():
@@ -75,7 +75,8 @@ def test_bad_rows_that_the_policy_has_left_behind_are_gone():
     [
         {"weight": "word"}, {"reject": "sum"}, {"denominator": "half"}, {"cap": 0.0}, {"cap": float("nan")},
         {"band": (2.0, 1.0), "weight": "token"}, {"band": (0.5, 2.0)}, {"reject": "product"},
-        {"reject_band": (0.5, 2.0)},
+        {"reject_band": (0.5, 2.0)}, {"normalize": True}, {"denominator": "kept"},
+        {"negative_threshold": float("nan")}, {"negative_threshold": -1.0},
     ],
     ids=str,
 )  # fmt: skip

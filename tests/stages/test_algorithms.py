@@ -13,7 +13,7 @@ from running import SMALL, same_bytes
 from nanoskyrl.algos.advantages import EstimatorConfig
 from nanoskyrl.algos.off_policy import OffPolicyConfig
 from nanoskyrl.stages.advantage import Models, add_advantages
-from nanoskyrl.stages.advantage_config import AdvantageConfig, settled
+from nanoskyrl.stages.advantage_config import AdvantageConfig, Sampling, settled
 from nanoskyrl.stages.batching import read_sequences
 from nanoskyrl.stages.config import merge
 from nanoskyrl.stages.critic import critic_digest
@@ -23,14 +23,13 @@ from nanoskyrl.stages.loop import loop
 from nanoskyrl.stages.manifest import read_manifest
 from nanoskyrl.stages.metrics import read_metrics
 from nanoskyrl.stages.objective import Objective
-from nanoskyrl.stages.policy import resolve_policy
+from nanoskyrl.stages.policy import resolve_policy, weights_digest
 from nanoskyrl.stages.registry import ALGOS, lookup
-from nanoskyrl.stages.rollout import RolloutConfig
 from nanoskyrl.stages.runs import STAGES, Run
 from nanoskyrl.stages.session import Session
 from nanoskyrl.stages.shards import read_parts
-from nanoskyrl.stages.train_config import OptimizerConfig, TrainConfig
-from nanoskyrl.stages.trajectory import row_arrays, to_table
+from nanoskyrl.stages.train_config import CriticConfig, OptimizerConfig, TrainConfig
+from nanoskyrl.stages.trajectory import Turn, row_arrays, to_table
 from nanoskyrl.stages.verify import verify
 
 STARTER = resolve_policy("starter")
@@ -246,21 +245,42 @@ def test_a_killed_dynamic_rollout_goes_on_and_ends_with_the_same_bytes(dapo, tmp
     assert {path.name: path.read_bytes() for path in place.iterdir()} == whole
 
 
-def test_dapo_punishes_length_softly_and_others_do_not(group):
-    long = [
-        dataclasses.replace(row, completion_tokens=n)
-        for row, n in zip(group([1.0, 1.0, 0.0]), (10, 34, 40), strict=True)
-    ]
+def sampled(**changes):
+    return Sampling(**{"groups": 4, "max_generate_length": 40, "dynamic_sampling": False, **changes})
+
+
+def test_dapo_punishes_long_turns_softly_and_others_do_not(group):
+    rows = [
+        dataclasses.replace(row, completion_tokens=sum(turns), turns=[
+            Turn(action="", observation="", done=True, first_token=0, token_count=count) for count in turns
+        ])
+        for row, turns in zip(group([1.0, 1.0, 0.0]), ((30, 30), (34,), (2, 40)), strict=True)
+    ]  # fmt: skip
     for algo, shaped in (("dapo", [1.0, 0.75, -1.0]), ("grpo", [1.0, 1.0, 0.0])):
-        config = settled(
-            AdvantageConfig(),
-            lookup("algo", algo),
-            TrainConfig(),
-            RolloutConfig(max_generate_length=40, train_batch_size=1),
-        )
-        found = add_advantages(to_table(long, "score"), config)
+        config = settled(AdvantageConfig(), lookup("algo", algo), TrainConfig(), sampled())
+        found = add_advantages(to_table(rows, "score"), config)
         assert found.column("shaped_reward").to_pylist() == pytest.approx(shaped)
         assert found.column("reward").to_pylist() == [1.0, 1.0, 0.0]
+
+
+def test_a_step_in_which_nothing_can_be_learnt_leaves_the_policy_as_it_is(tmp_path):
+    run = Run(tmp_path / "run")
+    # So cold that a group's attempts are all alike.
+    cold = {"rollout": {"max_sample_batches": 2, "temperature": 0.001}, "loop": {"steps": 2}}
+    loop(run, merge(DAPO, cold))
+    assert [line["train/optimizer_steps"] for line in metrics(run, "train")] == [0, 0]
+    assert len({weights_digest(run.policy(version)) for version in (0, 1, 2)}) == 1
+    assert verify(run.root).holds
+
+
+def test_what_advantage_goes_by_is_how_the_rows_were_sampled(dapo, tmp_path):
+    scored = dapo.stage(0, "score")
+    assert read_manifest(scored).facts["sampling"] == {
+        "groups": 3, "max_generate_length": 32, "dynamic_sampling": True,
+    }  # fmt: skip
+    other = Session(Run(tmp_path / "run"), settings("dapo", rollout={"train_batch_size": 1, "max_generate_length": 99}))
+    config = other.advantage_config(scored)
+    assert (config.max_groups, config.overlong_max_length, config.overlong_buffer_length) == (3, 32, 6)
 
 
 # Several steps, temperature, corrections
@@ -296,21 +316,55 @@ def objective(rows, *, algo="grpo", off_policy=NO_CORRECTION, **changes):
     return Objective(algorithm, algorithm.Config(), config, read_sequences(rows), 1.0, off_policy=off_policy)
 
 
-@pytest.mark.parametrize("algo", sorted(ALGOS))
-def test_an_objective_is_the_sum_of_its_micro_batches(grpo, algo):
-    rows = table(grpo.stage(2, "advantage"))
+PARTS = {
+    "all that can be added": {
+        "use_kl_loss": True, "kl_estimator_type": "k3", "loss_reduction": "prompt_mean",
+        "off_policy": OffPolicyConfig(
+            weight="token", normalize=True, reject="product", reject_band=(0.01, 100.0), denominator="kept"
+        ),
+    },
+    **{name: {} for name in sorted(ALGOS)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_an_objective_is_the_sum_of_its_micro_batches(stale, grpo, name):
+    # A row without a sampled token is in the totals and in no micro-batch.
+    rows = pa.concat_tables([stale, without_tokens(stale.slice(0, 1))])
     learner = Learner()
     learner.load(grpo.policy(2))
-    gradients = []
+    gradients, losses = [], []
     for tokens in (16384, 200):
-        made = objective(rows, algo=algo, max_tokens_per_micro_batch=tokens, horizon=32)
-        mini = made.mini_batch(list(range(rows.num_rows)))
-        batches = list(made.batches(mini, "cpu"))
-        gradients.append(
-            learner.gradient(batches, lambda batch, made=made, mini=mini: made.terms(learner, batch, mini).loss)
+        made = objective(
+            rows, algo=name if name in ALGOS else "grpo", max_tokens_per_micro_batch=tokens, horizon=32, **PARTS[name]
         )
+        mini = made.mini_batch(list(range(rows.num_rows)))
+        batches, terms = list(made.batches(mini, "cpu")), []
+
+        def loss_of(batch, made=made, mini=mini, terms=terms):
+            terms.append(made.terms(learner, batch, mini))
+            return terms[-1].loss
+
+        gradients.append(learner.gradient(batches, loss_of))
+        losses.append(sum(float(term.loss) for term in terms))
     assert len(batches) > 1
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-6)
     assert float((gradients[0] - gradients[1]).norm() / gradients[0].norm()) < 1e-4
+
+
+def without_tokens(row):
+    """Return a row whose response is empty."""
+    for name in ("response_ids", "loss_mask", "logprobs", "advantages", "old_logprobs", "ref_logprobs"):
+        index = row.schema.get_field_index(name)
+        row = row.set_column(index, row.schema.field(index), pa.array([[]], row.schema.field(index).type))
+    return row
+
+
+@pytest.fixture(scope="module")
+def stale(grpo, tmp_path_factory):
+    """Rows one policy old, with log-probs under the policy that training starts from and under the reference."""
+    tables = settings("grpo", run={"lag": 1}, advantage={"old_logprobs": "recompute", "ref_logprobs": True})
+    return table(Session(grpo, tables).advantage(2, output=tmp_path_factory.mktemp("stale") / "advantage").output)
 
 
 def test_stale_rows_are_weighed_against_the_policy_that_sampled_them(grpo, tmp_path):
@@ -333,25 +387,104 @@ def test_stale_rows_are_weighed_against_the_policy_that_sampled_them(grpo, tmp_p
     assert numbers["train/ratio/max"] == pytest.approx(1.0, abs=1e-4)
 
 
-def test_the_denominator_can_be_what_was_kept(grpo, tmp_path):
-    made = (
-        Session(grpo, settings("grpo", run={"lag": 1}, advantage={"old_logprobs": "recompute"}))
-        .advantage(2, output=tmp_path / "a")
-        .output
-    )
-    rows = table(made)
+@pytest.mark.parametrize("algo", ["grpo", "dapo"])
+def test_the_denominator_can_be_what_was_kept_and_the_kl_s_is_all(stale, grpo, algo):
     band = OffPolicyConfig(reject="geometric", reject_band=(0.9, 1.0))
-    all_of_them = objective(rows, off_policy=band).mini_batch(list(range(rows.num_rows)))
-    kept = objective(rows, off_policy=dataclasses.replace(band, denominator="kept")).mini_batch(
-        list(range(rows.num_rows))
-    )
-    assert 0 < kept.totals.tokens < all_of_them.totals.tokens == sum(read_sequences(rows).trained_tokens)
+    learner = Learner()
+    learner.load(grpo.policy(2))
+    found = {}
+    for denominator in ("all", "kept"):
+        made = objective(
+            stale, algo=algo, use_kl_loss=True, off_policy=dataclasses.replace(band, denominator=denominator)
+        )
+        mini = made.mini_batch(list(range(stale.num_rows)))
+        (batch,) = made.batches(mini, "cpu")
+        found[denominator] = made.terms(learner, batch, mini)
+    kept, rows = made.kept_tokens, stale.num_rows
+    share = sum(kept) / sum(made.sequences.trained_tokens) if algo == "dapo" else sum(n > 0 for n in kept) / rows
+    assert 0 < share < 1
+    assert float(found["all"].policy_loss) == pytest.approx(share * float(found["kept"].policy_loss), rel=1e-4)
+    assert float(found["all"].kl_loss) == pytest.approx(float(found["kept"].kl_loss), rel=1e-5)
 
 
 def test_weights_against_the_sampler_need_log_probs_of_their_own(grpo):
     tables = settings("grpo", off_policy={"weight": "token"})
     with pytest.raises(InputError, match="rows lack old_logprobs"):
         Session(grpo, tables).preview_train(source=grpo.stage(2, "advantage"))
+
+
+@pytest.mark.parametrize("back", ["grpo", "sapo"])
+def test_a_run_can_go_over_to_another_algorithm_and_back(ppo, tmp_path, back):
+    shutil.copytree(ppo.root, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    for algo in (back, "ppo"):
+        for stage in STAGES:
+            getattr(Session(run, settings(algo)), stage)()
+    assert (critic_digest(run.policy(3)), critic_digest(run.policy(4)) is None) == (None, False)
+    assert verify(run.root).holds
+
+
+def test_a_saved_critic_s_backbone_does_not_change_in_silence(ppo, tmp_path):
+    with pytest.raises(SettingsError, match=r"has the backbone `own`, and `critic\.backbone` is shared"):
+        Session(ppo, settings("ppo", critic={"backbone": "shared"})).preview_train()
+
+
+def test_a_spoilt_critic_is_one_error(ppo, tmp_path):
+    shutil.copytree(ppo.root, tmp_path / "run")
+    (tmp_path / "run" / "policies" / "00000002" / "critic" / "value_head.safetensors").write_bytes(b"x" * 40)
+    learner = Learner(critic=CriticConfig())
+    with pytest.raises(InputError, match=r"the critic in .* does not load"):
+        learner.load(tmp_path / "run" / "policies" / "00000002")
+
+
+def test_by_hand_gives_the_bytes_of_the_loop_whatever_asks_for_models(tmp_path):
+    tables = settings(
+        "ppo", train={"algo": "ppo", "lora_rank": 4, "dtype": "bfloat16"}, sync={"tolerance": 1.0},
+        advantage={"use_kl_in_reward": True, "old_logprobs": "recompute"},
+    )  # fmt: skip
+    loop(Run(tmp_path / "loop"), tables)
+    for _ in range(2):
+        for stage in STAGES:
+            getattr(Session(Run(tmp_path / "hand"), tables), stage)()
+    assert same_bytes(tmp_path / "loop", tmp_path / "hand") == []
+    assert read_manifest(tmp_path / "hand" / "step-000001" / "advantage").settings["passes"] == {"dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("rollout", "advantage", "says"),
+    [
+        ({"temperature": 0.5, "logprobs_mode": "raw"}, {}, "rows hold raw log-probs"),
+        ({"logprobs_mode": "recomputed"}, {}, "rows have no log-probs"),
+    ],
+    ids=["raw", "none"],
+)
+def test_log_probs_of_another_distribution_are_refused(tmp_path, rollout, advantage, says):
+    run = Run(tmp_path / "run")
+    tables = merge(settings("grpo", advantage=advantage), {"rollout": rollout})
+    for stage in ("rollout", "score", "advantage"):
+        getattr(Session(run, tables), stage)()
+    with pytest.raises(InputError, match=says):
+        Session(run, tables).preview_train()
+
+
+def test_stale_rows_without_recorded_log_probs_are_refused(tmp_path):
+    run = Run(tmp_path / "run")
+    tables = settings(
+        "grpo", run={"lag": 1}, rollout={**SMALL["rollout"], "logprobs_mode": "recomputed"},
+        advantage={"old_logprobs": "recompute"},
+    )  # fmt: skip
+    with pytest.raises(InputError, match="were sampled by another policy than"):
+        loop(run, tables)
+    assert len(metrics(run, "train")) == 1
+
+
+def test_a_kl_in_the_reward_is_never_taken_from_nothing(tmp_path):
+    run = Run(tmp_path / "run")
+    tables = settings(
+        "ppo", rollout={**SMALL["rollout"], "logprobs_mode": "recomputed"}, advantage={"use_kl_in_reward": True}
+    )
+    with pytest.raises(InputError, match="needs log-probs, and rows have none"):
+        loop(run, tables)
 
 
 # Dry runs and comparison
@@ -369,6 +502,15 @@ def test_dry_runs_change_nothing(grpo, tmp_path):
     numbers = session.preview_train()
     assert {"train/loss", "gradient norm", "policy/clip_ratio"} <= numbers.keys()
     assert listing(tmp_path / "run") == before
+
+
+def test_a_dry_advantage_publishes_no_policy(tmp_path):
+    run = Run(tmp_path / "run")
+    tables = settings("grpo", rollout={**SMALL["rollout"], "engine": "scripted"}, run={"policy": "nobody/there"})
+    for stage in ("rollout", "score"):
+        getattr(Session(run, tables), stage)()
+    assert Session(run, tables).preview_advantage().num_rows == 16
+    assert not (run.root / "policies").exists()
 
 
 def test_a_dry_advantage_loads_no_model(grpo, monkeypatch):
@@ -425,7 +567,10 @@ def test_algorithms_of_grpo_s_family_take_its_advantages(grpo, algo):
 
 
 def test_the_defaults_of_an_algorithm_decide_what_was_left_open():
-    found = {name: settled(AdvantageConfig(), lookup("algo", name), TrainConfig(), RolloutConfig()) for name in ALGOS}
+    found = {
+        name: settled(AdvantageConfig(), lookup("algo", name), TrainConfig(), sampled(dynamic_sampling=name == "dapo"))
+        for name in ALGOS
+    }
     assert {name: config.estimator for name, config in found.items() if name != config.estimator} == {
         "ppo": "gae", "sapo": "grpo", "gspo": "grpo", "dapo": "grpo", "cispo": "grpo", "reinforce": "reinforce_pp",
     }  # fmt: skip
