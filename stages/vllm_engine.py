@@ -25,7 +25,7 @@ import aiohttp
 import numpy as np
 
 from nanoskyrl.stages.engines import AsyncTokenEngine, Generation, Request, Sampling
-from nanoskyrl.stages.errors import EngineError, NanoskyrlError, ProofError, SettingsError
+from nanoskyrl.stages.errors import EngineError, ProofError, SettingsError
 from nanoskyrl.stages.policy import (
     find_base,
     is_adapter,
@@ -267,7 +267,7 @@ class VllmEngine(AsyncTokenEngine):
         if not is_adapter(policy):
             return Wanted(policy, digest, policy, digest, None, canary)
         rank = int(json.loads((policy / "adapter_config.json").read_bytes()).get("r", 0))
-        if self.config.urls or (self._setup.adapters and rank <= self.config.lora_rank):
+        if self.config.urls or rank <= self._setup.lora_rank:
             base = find_base(policy)
             return Wanted(policy, digest, base, policy_digest(base), f"adapter-{digest[:16]}", canary)
         self._forget_merged()
@@ -346,10 +346,13 @@ class VllmEngine(AsyncTokenEngine):
         """Look where a server of `skyrl serve` is now: it may have been restarted on another port."""
         if self._fleet is not None or self.config.urls or self.place is None:
             return
-        with contextlib.suppress(NanoskyrlError):
-            found = read_servers(self.place / SERVERS)
-            if found is not None and server.index < len(found.addresses):
-                server.client.url, server.client.key = found.addresses[server.index].url, found.key
+        found = read_servers(self.place / SERVERS)
+        if found is None:
+            raise EngineError(
+                f"the servers of run `{self.place}` are no longer kept up", hint="Start `skyrl serve` again, and go on"
+            )
+        if server.index < len(found.addresses):
+            server.client.url, server.client.key = found.addresses[server.index].url, found.key
 
     async def _bring(self, server: Server) -> dict[str, Any]:
         """Give a server the policy, prove that it holds it, and return what was shown."""

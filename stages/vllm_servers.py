@@ -40,7 +40,8 @@ class Servers:
     key: str
     started_with: str = ""
     """Digest of the whole model that a server has when it starts."""
-    adapters: bool = False
+    lora_rank: int = 0
+    """Largest rank of adapters that they take; 0: none."""
     cpu: bool = False
     version: str = ""
     seats: int = 256
@@ -136,7 +137,7 @@ class Fleet:
                 Address(url=p.url, gpus=p.gpus, pid=p.process.pid if p.process else 0, log=str(p.log))
                 for p in self.processes
             ),
-            key=self.key, started_with=self.started_with, adapters=first.adapters, cpu=first.cpu,
+            key=self.key, started_with=self.started_with, lora_rank=first.config.lora_rank, cpu=first.cpu,
             version=self.installation.version, seats=first.config.max_num_seqs, keeper=keeper,
         )  # fmt: skip
 
