@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +63,8 @@ class Server:
     digest: str | None = None
     """Of the whole model that it holds, as its worker says."""
     loads: int = 0
+    sums: list[dict[str, Any]] | None = None
+    """Of the weights that it was last seen to hold."""
     open: int = 0
     """Requests under way."""
     era: int = 0
@@ -206,6 +208,14 @@ class VllmEngine(AsyncTokenEngine):
         """Return numbers about the engine's work since it was last asked, for the log."""
         found, self._counts = self._counts, {}
         return {"servers": sum(server.lost is None for server in self._servers), "retries": 0, "restarts": 0, **found}
+
+    @contextlib.contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        """Note how long the slowest server took for something."""
+        began = time.perf_counter()
+        yield
+        key = f"{name}_seconds"
+        self._counts[key] = max(float(self._counts.get(key) or 0), time.perf_counter() - began)
 
     def _count(self, name: str) -> None:
         self._counts[name] = int(self._counts.get(name) or 0) + 1
@@ -361,6 +371,8 @@ class VllmEngine(AsyncTokenEngine):
         wanted, client = self._wanted, server.client
         models = await client.models()
         base = next(model for model in models if not model.get("parent"))
+        if base["id"] != server.base:
+            server.sums = None  # another process, with the weights that it began with
         server.base, server.name = base["id"], base["id"]
         proof: dict[str, Any] = {"context": base.get("max_model_len") or 1 << 20}
         try:
@@ -389,16 +401,24 @@ class VllmEngine(AsyncTokenEngine):
 
     async def _load_whole(self, server: Server, wanted: Wanted, state: dict[str, Any], proof: dict[str, Any]) -> None:
         client = server.client
-        before = await self._canary(client, server.base, wanted.canary)
-        sums_before = await client.worker("skyrl_checksum")
-        loading = client.worker("skyrl_load", str(wanted.whole), wanted.whole_digest, seconds=self.config.start_seconds)
+        with self._timed("canary_before"):
+            before = await self._canary(client, server.base, wanted.canary)
+            sums_before = server.sums or await client.worker("skyrl_checksum")
+        limit = self.config.start_seconds
         # What the sums must be is worked out while the server loads.
-        states, _ = await asyncio.gather(loading, asyncio.to_thread(self._expected, state["dtype"]))
-        await client.reset_prefix_cache()
+        expected = asyncio.ensure_future(asyncio.to_thread(self._expected, state["dtype"]))
+        with self._timed("reload"):
+            states = await client.worker("skyrl_load", str(wanted.whole), wanted.whole_digest, seconds=limit)
+        with self._timed("reset_prefix_cache"):
+            await client.reset_prefix_cache()
         proof["stale_layers"] = max(int(found.get("stale", 0)) for found in states)
-        sums_after = await client.worker("skyrl_checksum")
+        with self._timed("checksum"):
+            sums_after = await client.worker("skyrl_checksum")
+        with self._timed("expected_sums_waited"):
+            await expected
         proof["checksum"] = self._compare(sums_after, state["dtype"], server)
-        after = await client.prompt_logprobs(server.base, wanted.canary)
+        with self._timed("canary_after"):
+            after = await client.prompt_logprobs(server.base, wanted.canary)
         rounded_away = proof["checksum"] == "matches" and sums_before == sums_after
         self._changed(before, after, proof, rounded_away=rounded_away)
         server.digest, server.loads = states[0]["digest"], states[0]["loads"]
@@ -409,10 +429,14 @@ class VllmEngine(AsyncTokenEngine):
         proof["delivered"] = "adapter"
         if wanted.adapter not in adapters:
             held = adapters[-1] if adapters else server.base
-            before = await self._canary(client, held, wanted.canary)
-            await client.load_adapter(wanted.adapter, wanted.policy.resolve())
-            await client.reset_prefix_cache()
-            after = await client.prompt_logprobs(wanted.adapter, wanted.canary)
+            with self._timed("canary_before"):
+                before = await self._canary(client, held, wanted.canary)
+            with self._timed("load_adapter"):
+                await client.load_adapter(wanted.adapter, wanted.policy.resolve())
+            with self._timed("reset_prefix_cache"):
+                await client.reset_prefix_cache()
+            with self._timed("canary_after"):
+                after = await client.prompt_logprobs(wanted.adapter, wanted.canary)
             self._changed(before, after, proof, rounded_away=False)
         server.name = wanted.adapter
 
@@ -465,6 +489,7 @@ class VllmEngine(AsyncTokenEngine):
         Raises:
             ProofError: they differ.
         """
+        server.sums = None
         if len(found) > 1:
             return "not comparable: the weights are spread over GPUs"
         stale = found[0]["stale"]
@@ -480,6 +505,7 @@ class VllmEngine(AsyncTokenEngine):
                 f"{len(wrong)} of {len(expected)} parts, first in {wrong[0]}",
                 hint="Restart the server; a quantized one cannot be proved",
             )
+        server.sums = found
         return "matches"
 
     def _self_test(self, policy: Path) -> dict[str, float | int]:
@@ -578,6 +604,7 @@ class VllmEngine(AsyncTokenEngine):
                 f"the vLLM server died {server.restarts} times, the last with: {server.process.last_words()}", hint=why
             )
         self._count("restarts")
+        server.sums = None
         server.process.stop(seconds=5)
         server.process.start()
         server.client.url = server.process.url
