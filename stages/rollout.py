@@ -328,14 +328,6 @@ def _needed(policy: Path | None, config: RolloutConfig) -> Path:
     return policy
 
 
-def run_groups(
-    plan: Plan, tasks: Sequence[Task], engine: Engine, policy: Path | None, watch: Stopwatch, sampling_round: int = 0
-) -> list[Trajectory]:
-    """Return the trajectories of all attempts at these tasks, group after group."""
-    ((_, rows),) = run_parts(plan, {0: tasks}, engine, policy, watch, sampling_round)
-    return rows
-
-
 def run_parts(
     plan: Plan,
     parts: Mapping[int, Sequence[Task]],

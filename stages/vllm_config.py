@@ -13,7 +13,7 @@ class VllmConfig:
 
     PLACES: ClassVar[tuple[str, ...]] = (
         "urls", "gpus", "python", "alive", "gpu_memory", "kv_cache_gib", "start_seconds", "request_seconds", "tries",
-        "self_test", "self_test_tolerance", "endpoint",
+        "self_test", "self_test_tolerance", "endpoint", "checksum",
     )  # fmt: skip
     """Settings that say where and how to run, and change no row."""
 
@@ -41,6 +41,8 @@ class VllmConfig:
     lora_rank: int = 0
     """Largest rank of adapters that are loaded as they are; 0: they are merged, and the weights reloaded, which is
     the faster way on a CPU."""
+    checksum: bool = True
+    """Ask that the weights in the servers sum to what the files do; false for servers that rewrite them."""
     seeded: bool = True
     """Send every request its seed. Without, tokens are drawn from the server's own stream and cannot be had again."""
     endpoint: str = "completions"

@@ -65,6 +65,8 @@ class Server:
     loads: int = 0
     sums: list[dict[str, Any]] | None = None
     """Of the weights that it was last seen to hold."""
+    warm: bool = False
+    """Whether it has computed a canary before."""
     open: int = 0
     """Requests under way."""
     era: int = 0
@@ -391,7 +393,14 @@ class VllmEngine(AsyncTokenEngine):
             await self._load_whole(server, wanted, state, proof)
         else:
             server.digest, server.loads = state["digest"], state["loads"]
-            proof["checksum"] = self._compare(await client.worker("skyrl_checksum"), state["dtype"], server)
+            with self._timed("checksum"):
+                found = await client.worker("skyrl_checksum")
+                if self.config.checksum and len(found) == 1:
+                    await asyncio.to_thread(self._expected, state["dtype"])
+            proof["checksum"] = self._compare(found, state["dtype"], server)
+        if not server.warm:
+            await client.prompt_logprobs(server.base, wanted.canary)  # compiled now, not at the first sync
+            server.warm = True
         if wanted.adapter is not None:
             await self._load_adapter(server, wanted, adapters, proof)
         for name in adapters:
@@ -490,6 +499,8 @@ class VllmEngine(AsyncTokenEngine):
             ProofError: they differ.
         """
         server.sums = None
+        if not self.config.checksum:
+            return "not asked for"
         if len(found) > 1:
             return "not comparable: the weights are spread over GPUs"
         stale = found[0]["stale"]
@@ -503,7 +514,7 @@ class VllmEngine(AsyncTokenEngine):
             raise ProofError(
                 f"the weights in server {server.client.url} are not those of the policy: checksums differ in "
                 f"{len(wrong)} of {len(expected)} parts, first in {wrong[0]}",
-                hint="Restart the server; a quantized one cannot be proved",
+                hint="Restart the server; one that rewrites weights, as a quantized one, needs `vllm.checksum=false`",
             )
         server.sums = found
         return "matches"

@@ -3,6 +3,7 @@
 import json
 import shutil
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -27,12 +28,20 @@ def expected_sums(model: Path, dtype: str) -> dict[str, list[str]]:
         raise InputError(f"`{model}` has no safetensors", hint="Save it again with save_pretrained")
     tied = bool(json.loads((model / "config.json").read_bytes()).get("tie_word_embeddings"))
     buckets: dict[str, list[int]] = {}
+
+    def read(place: tuple[Path, str]) -> tuple[str, list[int]]:
+        with safe_open(place[0], framework="pt") as opened:
+            return place[1], bit_sums(opened.get_tensor(place[1]).to(getattr(torch, dtype)))
+
+    places = []
     for file in files:
         with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - no dictionary
-                if name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight"):
-                    continue  # computed by the server, or held once under another name
-                add(buckets, name, bit_sums(opened.get_tensor(name).to(getattr(torch, dtype))))
+            places += [(file, name) for name in opened.keys()]  # noqa: SIM118 - no dictionary
+    # Computed by the server, or held once under another name.
+    aside = ("rotary_emb.inv_freq", *(("lm_head.weight",) if tied else ()))
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        for name, sums in pool.map(read, [place for place in places if not place[1].endswith(aside)]):
+            add(buckets, name, sums)
     return {name: [str(value) for value in sums] for name, sums in buckets.items()}
 
 

@@ -12,9 +12,10 @@ import os
 import re
 from typing import Any
 
+import numpy as np
 import torch
 
-ELEMENTS_AT_ONCE = 1 << 24
+WORDS_AT_ONCE = 1 << 20
 RECORD = "_skyrl_packed"
 """Sums of the weight that a layer's packed copy was made from, on the layer."""
 
@@ -30,12 +31,15 @@ def bit_sums(tensor: torch.Tensor) -> list[int]:
         flat = torch.nn.functional.pad(flat, (0, 8 // flat.element_size() - flat.numel() % (8 // flat.element_size())))
     words = flat.view(torch.int64)
     totals = [0, 0]
-    for start in range(0, words.numel(), ELEMENTS_AT_ONCE):
-        part = words[start : start + ELEMENTS_AT_ONCE]
-        totals[0] += int(part.sum())
-        # Odd multiples of the halves: squares of whole words would lose the lowest bit's sign.
-        mixed = (part ^ (part >> 23)) * part
-        totals[1] += int(mixed.sum())
+    if not words.is_cuda:
+        # Several times faster than torch's, which has no dot product of integers that pays; and lets threads run.
+        for part in np.array_split(words.cpu().numpy().view(np.uint64), -(-words.numel() // WORDS_AT_ONCE) or 1):
+            totals[0] += int(part.sum(dtype=np.uint64))
+            totals[1] += int(np.dot(part, part))
+    else:
+        for part in words.split(WORDS_AT_ONCE << 4):
+            totals[0] += int(part.sum())
+            totals[1] += int((part * part).sum())
     return [total % (1 << 64) for total in totals]
 
 

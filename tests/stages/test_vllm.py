@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -354,6 +356,35 @@ def test_an_adapter_is_loaded_under_its_own_name_and_proved(adapter, tmp_path, p
         assert read_info(adapter).base == policy_digest(STARTER)
     finally:
         engine.close()
+
+
+def test_a_server_ends_with_the_process_that_started_it_however_that_ends(tmp_path):
+    program = f"""
+from pathlib import Path
+from nanoskyrl.stages.vllm_config import VllmConfig
+from nanoskyrl.stages.vllm_engine import VllmEngine
+import threading
+engine = VllmEngine(VllmConfig(gpus="cpu"))
+engine.place = Path({str(tmp_path)!r})
+threading.Thread(target=engine.load, args=(Path({str(STARTER)!r}),), daemon=True).start()
+while not (engine._servers and engine._servers[0].process.process):
+    pass
+print(engine._servers[0].process.process.pid, flush=True)
+threading.Event().wait()
+"""
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    server = int(parent.stdout.readline())
+    time.sleep(1)
+    os.kill(server, 0)
+    parent.kill()
+    parent.wait()
+    for _ in range(200):
+        try:
+            os.kill(server, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("the server is still there")
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path):
