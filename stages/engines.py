@@ -4,18 +4,22 @@ A token engine loads a policy and can prove which one it holds. A text engine (`
 knows no tokens; its trajectories are for reading and scoring, and are marked untrainable.
 """
 
+import asyncio
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from nanoskyrl.envs.base import Environment, Task
 from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.rendering import Renderer
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,8 @@ class Request:
     seed: int
     """Of this turn's random draws, and of nothing else's."""
     max_tokens: int
+    group: str = ""
+    """Requests of one group begin alike, and are kept together where that saves work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +103,10 @@ class TokenEngine(ABC):
     renderer: Renderer
     context_length: int
     """Longest sequence, prompt and response together."""
+    canary_tolerance: float = 1e-4
+    """Nats by which its log-probs of a canary may differ from the trainer's; 1e-4 suits float32."""
+    proof: Mapping[str, Any] = {}
+    """What was shown when the policy was loaded, beyond that the call returned."""
 
     @property
     @abstractmethod
@@ -114,6 +124,43 @@ class TokenEngine(ABC):
     @abstractmethod
     def logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Return nats of each token but the first, given those before, at temperature 1."""
+
+
+class AsyncTokenEngine(TokenEngine):
+    """Samples many requests at once, each on its own; episodes go on while others wait for tokens."""
+
+    capacity: int
+    """Attempts that are worth having alive at once."""
+    trajectory_seconds: float | None = None
+    """How long an attempt may take."""
+
+    @abstractmethod
+    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Run a coroutine on the engine's event loop, in a thread of its own."""
+
+    @abstractmethod
+    async def sample(self, request: Request, sampling: Sampling) -> Generation:
+        """Return what came of a request; raises only what ends the whole rollout."""
+
+    @abstractmethod
+    def verify(self) -> None:
+        """Raise ProofError unless every server still holds the policy that was loaded."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, float | int | str | None]:
+        """Return numbers about the engine's work since it was last asked, for the log."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop what the engine started."""
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Generation]:
+        """Return one generation for each request, in order."""
+
+        async def all_of_them() -> list[Generation]:
+            return list(await asyncio.gather(*(self.sample(request, sampling) for request in requests)))
+
+        return self.submit(all_of_them()).result()
 
 
 class TextEngine(ABC):

@@ -21,7 +21,7 @@ from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.manifest import SUMMARY, Head, Manifest, open_output, part_files
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, mean
 from nanoskyrl.stages.registry import lookup
-from nanoskyrl.stages.rollout import RolloutConfig, failed, prepare, run_groups
+from nanoskyrl.stages.rollout import RolloutConfig, failed, prepare, run_parts
 from nanoskyrl.stages.score import score_table, unjudged
 from nanoskyrl.stages.shards import read_part
 from nanoskyrl.stages.storage import write_whole
@@ -90,9 +90,9 @@ def evaluate(
         if out.manifest is not None:
             return out.manifest
         groups_per_part = -(-plan.config.rows_per_part // config.n_samples)
-        for part, start in enumerate(range(0, len(plan.tasks), groups_per_part)):
-            if out.has_part(part):
-                continue
+        chunks = [plan.tasks[start : start + groups_per_part] for start in range(0, len(plan.tasks), groups_per_part)]
+        missing = {part: chunk for part, chunk in enumerate(chunks) if not out.has_part(part)}
+        if missing:
             if engine is None:
                 engine = make_engine(plan.config.engine, plugin_config(settings, "engine", plan.config.engine))
             if isinstance(engine, TokenEngine):
@@ -101,10 +101,10 @@ def evaluate(
                         f"engine `{plan.config.engine}` needs a policy", hint="Name one with `--policy`"
                     )
                 engine.load(policy)
-            rows = run_groups(plan, plan.tasks[start : start + groups_per_part], engine, policy, watch)
-            with watch("score"):
-                table = score_table(to_table(rows), plan.environment.score)
-            out.write_part(part, table)
+            for part, rows in run_parts(plan, missing, engine, policy, watch):
+                with watch("score"):
+                    table = score_table(to_table(rows), plan.environment.score)
+                out.write_part(part, table)
         numbers = summary(map(read_part, part_files(output)), config.n_samples)
         write_whole(output / SUMMARY, (json.dumps(numbers, indent=2) + "\n").encode())
         manifest = out.finish(rows_in=len(plan.tasks) * config.n_samples)

@@ -91,7 +91,10 @@ def loop(run: Run, settings: Settings, *, report: Report = lambda step, numbers:
     config: LoopConfig = stage_config(settings, "loop")
     session = Session(run, settings, keep_up=True)
     with locked(run.root):
-        return _steps(session, config, report, force=force)
+        try:
+            return _steps(session, config, report, force=force)
+        finally:
+            session.close()
 
 
 def _steps(session: Session, config: LoopConfig, report: Report, *, force: bool) -> int:

@@ -19,6 +19,7 @@ ENVS = {
 
 ENGINES = {
     "hf": "nanoskyrl.stages.hf_engine:HfEngine",
+    "vllm": "nanoskyrl.stages.vllm_engine:VllmEngine",
     "scripted": "nanoskyrl.stages.scripted_engine:ScriptedEngine",
 }
 

@@ -10,9 +10,9 @@ groups, so a killed rollout goes on at the next part and ends with the same byte
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nanoskyrl.envs.base import Environment, Task, check_task
+from nanoskyrl.stages.concurrent_turns import play_concurrently, threads_for
 from nanoskyrl.stages.config import plugin_config, stage_config, to_plain
 from nanoskyrl.stages.digests import canonical_json, derive_seed, digest_file, digest_text
-from nanoskyrl.stages.engines import Engine, Sampling, TokenEngine, make_engine
+from nanoskyrl.stages.engines import AsyncTokenEngine, Engine, Sampling, TokenEngine, make_engine
 from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.manifest import Head, Manifest, open_output
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
@@ -51,7 +52,7 @@ class RolloutConfig:
     split: str = "train"
     """train or test."""
     engine: str = "hf"
-    """hf or scripted; its settings stand in the table of that name."""
+    """hf, vllm or scripted; its settings stand in the table of that name."""
     step: int = 0
     """Which step of the run this is: moves the cursor over the tasks, and the seeds."""
     seed: int = 0
@@ -202,7 +203,8 @@ def tasks_of(environment: Environment, config: RolloutConfig, sampling_round: in
 
 def without_places(config: Any) -> dict[str, Any]:
     """Return the settings that can change the rows, as values for the manifest."""
-    return {key: value for key, value in to_plain(config).items() if key not in NOT_IN_MANIFEST}
+    aside = (*NOT_IN_MANIFEST, *getattr(config, "PLACES", ()))
+    return {key: value for key, value in to_plain(config).items() if key not in aside}
 
 
 def files_of(config: Any) -> dict[str, str]:
@@ -276,21 +278,22 @@ def rollout(
         tasks, rounds, index, spread = plan.tasks, 0, 0, 0
         groups_per_part = -(-config.rows_per_part // config.n_samples_per_prompt)
         while True:
-            for start in range(0, len(tasks), groups_per_part):
-                if not out.has_part(index):
-                    if engine is None:
-                        engine = make_engine(config.engine, plugin_config(settings, "engine", config.engine))
-                    if isinstance(engine, TokenEngine):
-                        with watch("load"):
-                            engine.load(_needed(policy, config))
-                    chunk = tasks[start : start + groups_per_part]
-                    rows = run_groups(plan, chunk, engine, policy, watch, rounds)
+            chunks = [tasks[start : start + groups_per_part] for start in range(0, len(tasks), groups_per_part)]
+            missing = {i: chunk for i, chunk in enumerate(chunks, index) if not out.has_part(i)}
+            if missing:
+                if engine is None:
+                    engine = make_engine(config.engine, plugin_config(settings, "engine", config.engine))
+                if isinstance(engine, TokenEngine):
+                    with watch("load"):
+                        engine.load(_needed(policy, config))
+                for i, rows in run_parts(plan, missing, engine, policy, watch, rounds):
                     with watch("write"):
-                        out.write_part(index, to_table(rows))
-                if config.dynamic_sampling:
-                    with watch("score"):
-                        spread += _groups_with_spread(output / part_name(index), plan.environment, settings)
-                index += 1
+                        out.write_part(i, to_table(rows))
+            if config.dynamic_sampling:
+                with watch("score"):
+                    for i in range(index, index + len(chunks)):
+                        spread += _groups_with_spread(output / part_name(i), plan.environment, settings)
+            index += len(chunks)
             rounds += 1
             if not config.dynamic_sampling or spread >= len(plan.tasks) or rounds >= config.max_sample_batches:
                 break
@@ -299,6 +302,8 @@ def rollout(
         with watch("write"):
             manifest = out.finish(rows_in=rounds * len(plan.tasks) * config.n_samples_per_prompt, facts=facts)
     numbers = summary(read_parts(output, manifest, SUMMARY_COLUMNS))
+    if isinstance(engine, AsyncTokenEngine):
+        numbers |= {f"rollout/engine/{key}": value for key, value in engine.facts().items()}
     log.write("rollout", {**numbers, **{f"rollout/{key}": value for key, value in facts.items()}, **watch.timings()})
     return manifest
 
@@ -328,10 +333,15 @@ def _needed(policy: Path | None, config: RolloutConfig) -> Path:
     return policy
 
 
-def run_groups(
-    plan: Plan, tasks: Sequence[Task], engine: Engine, policy: Path | None, watch: Stopwatch, sampling_round: int = 0
-) -> list[Trajectory]:
-    """Return the trajectories of all attempts at these tasks, group after group."""
+def run_parts(
+    plan: Plan,
+    parts: Mapping[int, Sequence[Task]],
+    engine: Engine,
+    policy: Path | None,
+    watch: Stopwatch,
+    sampling_round: int = 0,
+) -> Iterator[tuple[int, list[Trajectory]]]:
+    """Yield each part's index and trajectories, group after group; an asynchronous engine may end a later one first."""
     config = plan.config
     sampling = Sampling(
         temperature=config.temperature, top_p=config.top_p, top_k=config.top_k, logprobs_mode=config.logprobs_mode
@@ -346,14 +356,25 @@ def run_groups(
     stepwise = config.trajectory_mode == "step" or (
         config.trajectory_mode == "auto" and isinstance(engine, TokenEngine) and not engine.renderer.keeps_prefix
     )
-    with watch("env"):
-        attempts = [
-            Attempt(task, identity, plan.environment, engine, sampling, limits, stepwise=stepwise)
+    begins = {
+        index: [
+            partial(Attempt, task, identity, plan.environment, engine, sampling, limits, stepwise=stepwise)
             for task in tasks
             for identity in _identities(plan, task, policy, sampling_round)
         ]
-    play(attempts, engine, sampling, watch)
-    return [row for attempt in attempts for row in attempt.rows()]
+        for index, tasks in parts.items()
+    }
+    if isinstance(engine, AsyncTokenEngine):
+        names = list(begins)
+        threads = threads_for(plan.environment)
+        for place, attempts in play_concurrently(list(begins.values()), engine, sampling, watch, threads=threads):
+            yield names[place], [row for attempt in attempts for row in attempt.rows()]
+        return
+    for index, begin in begins.items():
+        with watch("env"):
+            attempts = [make() for make in begin]
+        play(attempts, engine, sampling, watch)
+        yield index, [row for attempt in attempts for row in attempt.rows()]
 
 
 def _identities(plan: Plan, task: Task, policy: Path | None, sampling_round: int) -> Iterator[Identity]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nanoskyrl.stages.config import Settings, merge, plugin_config, stage_config, to_plain
-from nanoskyrl.stages.engines import Engine, make_engine
+from nanoskyrl.stages.engines import AsyncTokenEngine, Engine, make_engine
 from nanoskyrl.stages.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.metrics import METRICS, MetricsLog
@@ -19,6 +19,8 @@ from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.runs import INPUT_OF, Run, RunConfig, step_of, version_of
 from nanoskyrl.stages.storage import is_local, make_directory, write_whole
 
+SERVED = "vllm"
+"""The engine that lives in servers; one of a run is met again by the next command."""
 NOT_REMEMBERED = ("rollout.tasks",)
 """Settings that are meant for one command."""
 
@@ -103,6 +105,17 @@ class Session:
             )
         check_policy(path)
         return path
+
+    def newest_policy(self, name: str | None = None) -> Path:
+        """Return the policy of this name; without one the newest that is published, or what the run begins with."""
+        if name is not None:
+            return resolve_policy(name)
+        published = self.run.policies()
+        return self.policy_of(published[-1]) if published else resolve_policy(self.config.policy)
+
+    def engine_config(self, name: str) -> Any:
+        """Return the settings of an engine."""
+        return plugin_config(self.settings, "engine", name)
 
     def rollout(
         self, step: int | None = None, *, policy: Path | None = None, output: Path | None = None, force: bool = False
@@ -314,6 +327,10 @@ class Session:
 
         source, record, step = self._places("sync", step, source, output)
         config = stage_config(self.settings, "sync")
+        if config.engine is None:
+            # Where servers generate, what has to be proved is that they hold the policy.
+            generates = stage_config(self.settings, "rollout").engine
+            config = replace(config, engine=generates if generates == SERVED else "hf")
         if target is None:
             if step is None:
                 raise SettingsError("sync needs a place for the policy", hint="Name one with `--target`")
@@ -376,11 +393,21 @@ class Session:
         return MetricsLog(self.run.metrics if inside else output.parent / METRICS, step)
 
     def _engine_for(self, name: str) -> Engine | None:
-        if not self.keep_up:
+        if not self.keep_up and name != SERVED:
             return None
         if name not in self._engines:
-            self._engines[name] = make_engine(name, plugin_config(self.settings, "engine", name))
+            engine = make_engine(name, plugin_config(self.settings, "engine", name))
+            if hasattr(engine, "place"):  # it finds servers of the run, and writes logs there
+                engine.place = self.run.root  # type: ignore[union-attr]
+            self._engines[name] = engine
         return self._engines[name]
+
+    def close(self) -> None:
+        """Stop what the engines started."""
+        for engine in self._engines.values():
+            if isinstance(engine, AsyncTokenEngine):
+                engine.close()
+        self._engines.clear()
 
     def _learner_for(self, config: Any) -> Any:
         if not self.keep_up:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoskyrl.stages.config import plugin_config, to_plain
-from nanoskyrl.stages.engines import Engine, TokenEngine, make_engine
+from nanoskyrl.stages.engines import AsyncTokenEngine, Engine, TokenEngine, make_engine
 from nanoskyrl.stages.errors import InputError, ProofError, SettingsError
 from nanoskyrl.stages.manifest import Head, Manifest, open_output, read_manifest
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch
@@ -21,14 +21,15 @@ from nanoskyrl.stages.runs import version_of
 class SyncConfig:
     """How the arrival of new weights is proved."""
 
-    engine: str = "hf"
-    """Engine that takes the weights."""
-    tolerance: float = 1e-4
-    """Largest difference in nats between the engine's canary log-probs and the trainer's; 1e-4 suits float32."""
+    engine: str | None = None
+    """Engine that takes the weights; None: vllm where rollout uses it, else hf."""
+    tolerance: float | None = None
+    """Largest difference in nats between the engine's canary log-probs and the trainer's; None: 1e-4, and 0.5 for
+    servers in bfloat16, of whom more is asked."""
 
     def __post_init__(self) -> None:
         """Refuse a tolerance that nothing could meet, or that everything would."""
-        if not 0 < self.tolerance < float("inf"):
+        if self.tolerance is not None and not 0 < self.tolerance < float("inf"):
             raise SettingsError(
                 f"`sync.tolerance` must be above 0 and finite, not {self.tolerance}", hint="1e-4 suits float32"
             )
@@ -72,17 +73,26 @@ def sync(
     with open_output(output, head, force=force) as out:
         if out.manifest is not None and target.is_dir():
             return out.manifest
+        name = config.engine or "hf"
         if engine is None:
-            engine = make_engine(config.engine, plugin_config(settings or {}, "engine", config.engine))
+            engine = make_engine(name, plugin_config(settings or {}, "engine", name))
         if not isinstance(engine, TokenEngine):
-            raise SettingsError(f"engine `{config.engine}` holds no policy", hint="Sync into `hf`")
+            raise SettingsError(f"engine `{name}` holds no policy", hint="Sync into `hf` or `vllm`")
         with watch("proof"):
             gap = deliver(trained / "policy", engine, config.tolerance, parent=_parent_of(target))
         with watch("publish"):
             publish(trained / "policy", target)
         facts = {"policy": digest, "parent": read_info(target).parent, "version": version_of(target)}
+        if engine.proof:
+            facts["proof"] = {
+                **engine.proof,
+                "trainer_gap": gap,
+                "tolerance": config.tolerance or engine.canary_tolerance,
+            }
         manifest = out.finish(rows_in=source.rows_out, facts=facts)
-    log.write("sync", {"sync/canary_abs_diff/max": gap, **watch.timings()})
+    numbers = engine.facts() if isinstance(engine, AsyncTokenEngine) else {}
+    numbers = {f"sync/engine/{key}": value for key, value in numbers.items()}
+    log.write("sync", {"sync/canary_abs_diff/max": gap, **numbers, **watch.timings()})
     return manifest
 
 
@@ -93,8 +103,10 @@ def _parent_of(target: Path) -> Path | None:
     return parent if parent is not None and parent.is_dir() else None
 
 
-def deliver(policy: Path, engine: TokenEngine, tolerance: float, *, parent: Path | None) -> float:
+def deliver(policy: Path, engine: TokenEngine, tolerance: float | None, *, parent: Path | None) -> float:
     """Load a policy into an engine and return the largest canary difference in nats.
+
+    Servers prove besides, inside `load`, that their weights sum to what the files do and that their canary changed.
 
     Raises:
         ProofError: the log-probs differ from the trainer's, or stayed what they were under other weights.
@@ -105,6 +117,7 @@ def deliver(policy: Path, engine: TokenEngine, tolerance: float, *, parent: Path
         before = engine.logprobs(info.canary_ids)
     engine.load(policy)
     after = engine.logprobs(info.canary_ids)
+    tolerance = engine.canary_tolerance if tolerance is None else tolerance
     gap = max((abs(a - b) for a, b in zip(after, info.canary_logprobs, strict=True)), default=0.0)
     if not gap <= tolerance:
         raise ProofError(
@@ -114,6 +127,7 @@ def deliver(policy: Path, engine: TokenEngine, tolerance: float, *, parent: Path
     if (
         before is not None
         and before == after
+        and not engine.proof.get("rounded_away")
         and parent is not None
         and weights_digest(parent) != weights_digest(policy)
     ):

@@ -6,6 +6,7 @@ template rewrites earlier turns, every turn becomes a row with a prompt of its o
 fails inside one attempt, environment or engine, ends that attempt alone.
 """
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -119,6 +120,7 @@ class Attempt:
             prompt_ids=[*segment.prompt_ids, *segment.response_ids],
             seed=derive_seed(self.identity.seed, "turn", self.turn),
             max_tokens=min(self.limits.max_generate_length, self.limits.max_sequence_length - length),
+            group=self.identity.group_id,
         )
 
     def take(self, generation: Generation) -> None:
@@ -207,6 +209,20 @@ class Attempt:
         self.segments[-1].turns.append(turn)
         self.segments[-1].messages = [*self.messages, *observations]
         self.messages += observations
+
+    def abandoned(self, error: str) -> "Attempt":
+        """Return the attempt as it is now, failed; whatever still works on this one is not seen any more."""
+        left = copy.copy(self)
+        left.segments = [
+            dataclasses.replace(
+                segment, response_ids=segment.response_ids[:], loss_mask=segment.loss_mask[:],
+                logprobs=segment.logprobs[:], turns=segment.turns[:], messages=segment.messages[:],
+            )
+            for segment in self.segments
+        ]  # fmt: skip
+        left.messages, left.metadata, left._episode = self.messages[:], dict(self.metadata), None
+        left._fail(error)
+        return left
 
     def _fail(self, error: BaseException | str) -> None:
         self.error = error if isinstance(error, str) else f"{type(error).__name__}: {error}"

@@ -14,6 +14,7 @@ COMMANDS = [
     "sync",
     "eval",
     "loop",
+    "serve",
     "show",
     "verify",
     "compare",

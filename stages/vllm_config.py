@@ -1,0 +1,141 @@
+"""Settings of the engine `vllm` and of `skyrl serve`."""
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nanoskyrl.stages.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmConfig:
+    """Which servers generate, and how those that we start are set up."""
+
+    PLACES: ClassVar[tuple[str, ...]] = (
+        "urls", "gpus", "python", "alive", "gpu_memory", "kv_cache_gib", "start_seconds", "request_seconds", "tries",
+        "self_test", "self_test_tolerance", "endpoint", "checksum",
+    )  # fmt: skip
+    """Settings that say where and how to run, and change no row."""
+
+    urls: tuple[str, ...] = ()
+    """Servers that run already, such as http://127.0.0.1:8000; the key is $VLLM_API_KEY. None: those of
+    `skyrl serve` in this run, else our own, started and stopped by the command."""
+    gpus: str = "auto"
+    """0-3, 0,2 or cpu; a GPU named twice gets two servers. auto: all there are, else the CPU."""
+    tensor_parallel: int = 1
+    """GPUs of one server."""
+    python: str | None = None
+    """A Python that has vLLM; None: $NANOSKYRL_VLLM_PYTHON, else this one."""
+    dtype: str = "auto"
+    """float32, bfloat16, or auto: bfloat16 on GPUs, float32 on a CPU."""
+    max_num_seqs: int = 256
+    """Sequences that a server decodes at once."""
+    alive: int | None = None
+    """Attempts a server has alive at once, generating or in their environment; None: twice max_num_seqs."""
+    max_model_len: int | None = None
+    """Longest sequence; None: the model's context."""
+    gpu_memory: float = 0.9
+    """Share of a GPU's memory that a server takes."""
+    kv_cache_gib: float = 1.0
+    """Memory for keys and values on a CPU."""
+    lora_rank: int = 0
+    """Largest rank of adapters that are loaded as they are; 0: they are merged, and the weights reloaded, which is
+    the faster way on a CPU."""
+    checksum: bool = True
+    """Ask that the weights in the servers sum to what the files do; false for servers that rewrite them."""
+    seeded: bool = True
+    """Send every request its seed. Without, tokens are drawn from the server's own stream and cannot be had again."""
+    endpoint: str = "completions"
+    """completions, or generate: vLLM's own, without text, where the version has it."""
+    eager: bool | None = None
+    """No CUDA graphs and no compilation; None: only on a CPU."""
+    args: tuple[str, ...] = ()
+    """Further arguments of the server."""
+    start_seconds: float = 900.0
+    """How long a server may take until it answers."""
+    request_seconds: float = 900.0
+    """How long one turn may take before it is asked for again."""
+    trajectory_seconds: float | None = None
+    """How long one attempt may take before it fails; None: for ever."""
+    tries: int = 5
+    """How often a request is made before the rollout gives up; each goes to a server that answers."""
+    self_test: int = 4
+    """Sequences whose log-probs are compared with transformers' when servers are met for the first time; 0: none."""
+    self_test_tolerance: float | None = None
+    """Largest mean gap in nats of that test; None: 1e-3 in float32, 0.05 in bfloat16."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers and names that cannot be meant."""
+        for name in ("tensor_parallel", "max_num_seqs", "tries"):
+            if getattr(self, name) < 1:
+                raise SettingsError(
+                    f"`vllm.{name}` must be at least 1, not {getattr(self, name)}", hint="Give a positive number"
+                )
+        for name in ("alive", "max_model_len", "trajectory_seconds"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise SettingsError(
+                    f"`vllm.{name}` must be above 0, not {getattr(self, name)}", hint="Leave it out for the default"
+                )
+        for name in ("start_seconds", "request_seconds", "kv_cache_gib"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise SettingsError(
+                    f"`vllm.{name}` must be above 0 and finite, not {getattr(self, name)}",
+                    hint="Give a positive number",
+                )
+        for name in ("lora_rank", "self_test"):
+            if getattr(self, name) < 0:
+                raise SettingsError(f"`vllm.{name}` must be at least 0, not {getattr(self, name)}", hint="0 is off")
+        if not 0 < self.gpu_memory <= 1:
+            raise SettingsError(
+                f"`vllm.gpu_memory` must be above 0 and at most 1, not {self.gpu_memory}", hint="It is a share"
+            )
+        if self.dtype not in ("auto", "float32", "bfloat16"):
+            raise SettingsError(
+                f"`vllm.dtype` must be auto, float32 or bfloat16, not {self.dtype!r}", hint="Choose one of them"
+            )
+        if self.endpoint not in ("completions", "generate"):
+            raise SettingsError(
+                f"`vllm.endpoint` must be completions or generate, not {self.endpoint!r}", hint="Choose one of them"
+            )
+        if not re.fullmatch(r"auto|cpu|\d+(-\d+)?(,\d+(-\d+)?)*", self.gpus):
+            raise SettingsError(
+                f"`vllm.gpus` must be auto, cpu, or GPUs such as 0-3 or 0,2, not {self.gpus!r}",
+                hint="auto takes all there are",
+            )
+        for url in self.urls:
+            if not re.fullmatch(r"https?://[^/\s]+/?", url):
+                raise SettingsError(
+                    f"`vllm.urls` holds {url!r}", hint="Write, for instance, http://127.0.0.1:8000, without a path"
+                )
+
+
+def groups_of_gpus(config: VllmConfig, found: int) -> list[tuple[int, ...]]:
+    """Return the GPUs of each server; one empty tuple stands for a server on the CPU.
+
+    Args:
+        config: Which are asked for.
+        found: How many this machine has.
+
+    Raises:
+        SettingsError: there are not so many, or they do not make whole servers.
+    """
+    if config.gpus == "cpu" or (config.gpus == "auto" and not found):
+        return [()]
+    if config.gpus == "auto":
+        named = list(range(found))
+    else:
+        named = []
+        for piece in config.gpus.split(","):
+            first, _, last = piece.partition("-")
+            named += range(int(first), int(last or first) + 1)
+    if not named or max(named) >= found:
+        raise SettingsError(
+            f"`vllm.gpus` is {config.gpus}, and this machine has {found} GPU{'s' * (found != 1)}",
+            hint="`skyrl doctor` says what there is; `--gpus cpu` runs on the CPU",
+        )
+    size = config.tensor_parallel
+    if len(named) % size:
+        raise SettingsError(
+            f"{len(named)} GPUs do not make whole servers of {size}", hint="Change `--gpus` or `--tensor-parallel`"
+        )
+    return [tuple(named[start : start + size]) for start in range(0, len(named), size)]

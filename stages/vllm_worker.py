@@ -1,0 +1,170 @@
+"""What nanoskyrl adds to a vLLM server: copied beside the server and loaded there by its name; on our
+side only its sums are used.
+
+The worker keeps the digest of the policy it holds, counts what was loaded, and sums the bits of its weights; on a
+CPU it also mends what vLLM leaves stale after a reload. The middleware asks for the key on every path: vLLM's own
+asks only below /v1, and the paths that change weights lie elsewhere.
+"""
+
+import hmac
+import importlib
+import os
+import re
+from typing import Any
+
+import numpy as np
+import torch
+
+WORDS_AT_ONCE = 1 << 20
+RECORD = "_skyrl_packed"
+"""Sums of the weight that a layer's packed copy was made from, on the layer."""
+
+
+def bit_sums(tensor: torch.Tensor) -> list[int]:
+    """Return two sums, modulo 2^64, over a tensor's bits as 64-bit words; zeros count for nothing.
+
+    They do not depend on the order of the words, so tensors that were joined give the sum of what their parts give.
+    The second sum is of squares: bits moved from one word to another change it.
+    """
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.numel() * flat.element_size() % 8:
+        flat = torch.nn.functional.pad(flat, (0, 8 // flat.element_size() - flat.numel() % (8 // flat.element_size())))
+    words = flat.view(torch.int64)
+    totals = [0, 0]
+    if not words.is_cuda:
+        # Several times faster than torch's, which has no dot product of integers that pays; and lets threads run.
+        for part in np.array_split(words.cpu().numpy().view(np.uint64), -(-words.numel() // WORDS_AT_ONCE) or 1):
+            totals[0] += int(part.sum(dtype=np.uint64))
+            totals[1] += int(np.dot(part, part))
+    else:
+        for part in words.split(WORDS_AT_ONCE << 4):
+            totals[0] += int(part.sum())
+            totals[1] += int((part * part).sum())
+    return [total % (1 << 64) for total in totals]
+
+
+def bucket_of(name: str) -> str:
+    """Return the part of the model that a weight is summed in: its layer, or the rest."""
+    found = re.search(r"layers\.(\d+)\.", name)
+    return f"layer {found.group(1)}" if found else "rest"
+
+
+def add(buckets: dict[str, list[int]], name: str, sums: list[int]) -> None:
+    """Add a weight's sums to its bucket; as text, for JSON's numbers are too short."""
+    held = buckets.setdefault(bucket_of(name), [0, 0])
+    held[:] = [(a + b) % (1 << 64) for a, b in zip(held, sums, strict=True)]
+
+
+def _watch_packing() -> None:
+    """On a CPU, vLLM drops linear weights once they are packed: sum them just before."""
+    try:
+        utils = importlib.import_module("vllm.model_executor.layers.utils")
+        pack = utils.dispatch_cpu_unquantized_gemm
+    except (ImportError, AttributeError):  # no such thing in this version: then nothing is packed
+        return
+    if getattr(pack, "_skyrl", False):
+        return
+
+    def packed(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not layer.weight.is_meta and layer.weight.numel():
+            setattr(layer, RECORD, bit_sums(layer.weight))
+        return pack(layer, *args, **kwargs)
+
+    packed._skyrl = True  # type: ignore[attr-defined]
+    setattr(utils, "dispatch_cpu_unquantized_gemm", packed)  # noqa: B010 - a type checker knows no vLLM
+
+
+if os.environ.get("SKYRL_VLLM_CPU"):
+    _watch_packing()
+
+
+class Extension:
+    """Methods that the server's workers gain, called by their names."""
+
+    def skyrl_state(self) -> dict[str, Any]:
+        """Return which policy is held, and how often weights were loaded since the start."""
+        return {
+            "digest": getattr(self, "_skyrl_digest", None),
+            "loads": getattr(self, "_skyrl_loads", 0),
+            "dtype": str(next(self._skyrl_model().parameters()).dtype).removeprefix("torch."),
+            "pid": os.getpid(),
+        }
+
+    def skyrl_hold(self, digest: str) -> dict[str, Any]:
+        """Take note of the policy that the server was started with."""
+        self._skyrl_digest = digest
+        return self.skyrl_state()
+
+    def skyrl_load(self, path: str, digest: str, keep: str = "") -> dict[str, Any]:
+        """Load weights from a directory, and say how many layers vLLM had left stale.
+
+        Args:
+            path: A whole model, in Hugging Face format.
+            digest: Of the policy; None is held while this goes on.
+            keep: For tests: keep the old weights, and say that the new ones came.
+        """
+        self._skyrl_digest = None
+        stale = 0
+        if not keep:
+            self.reload_weights(weights_path=path)  # type: ignore[attr-defined]
+            stale = self._skyrl_rebuild()
+        self._skyrl_digest = digest
+        self._skyrl_loads = getattr(self, "_skyrl_loads", 0) + 1
+        return {**self.skyrl_state(), "stale": stale}
+
+    def skyrl_checksum(self) -> dict[str, Any]:
+        """Return the sums of the weights that compute, by layer, and the layers whose packed copy is stale."""
+        buckets: dict[str, list[int]] = {}
+        stale = []
+        seen = set()
+        for name, module in self._skyrl_model().named_modules():
+            record = getattr(module, RECORD, None)
+            for short, parameter in module.named_parameters(recurse=False):
+                if id(parameter) in seen:
+                    continue
+                seen.add(id(parameter))
+                sums = bit_sums(parameter) if parameter.numel() else [0, 0]
+                if short == "weight" and record is not None:
+                    if parameter.numel() and sums != record:
+                        stale.append(f"{name}.{short}")
+                    sums = record
+                add(buckets, f"{name}.{short}", sums)
+        return {"sums": {name: [str(s) for s in sums] for name, sums in buckets.items()}, "stale": stale}
+
+    def _skyrl_model(self) -> Any:
+        return self.model_runner.get_model()  # type: ignore[attr-defined]
+
+    def _skyrl_rebuild(self) -> int:
+        """Pack again what is still packed from the old weights: on a CPU, a tied lm_head after a reload."""
+        if not os.environ.get("SKYRL_VLLM_CPU"):
+            return 0
+        utils = importlib.import_module("vllm.model_executor.layers.utils")
+        stale = 0
+        for module in self._skyrl_model().modules():
+            record, weight = getattr(module, RECORD, None), getattr(module, "weight", None)
+            if record is None or weight is None or weight.ndim != 2 or not weight.numel():
+                continue
+            if bit_sums(weight) != record:
+                stale += 1
+                utils.dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+        return stale
+
+
+class KeyOnEveryPath:
+    """ASGI middleware that asks for the key everywhere but on /health."""
+
+    def __init__(self, app: Any) -> None:
+        """Take the key from where vLLM takes it."""
+        self.app = app
+        self.wanted = f"Bearer {os.environ.get('VLLM_API_KEY', '')}".encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] == "http" and scope["path"] != "/health":
+            found = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(found, self.wanted):
+                headers = [(b"content-type", b"application/json")]
+                await send({"type": "http.response.start", "status": 401, "headers": headers})
+                await send({"type": "http.response.body", "body": b'{"error": "Unauthorized"}'})
+                return
+        await self.app(scope, receive, send)

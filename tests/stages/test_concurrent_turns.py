@@ -1,0 +1,182 @@
+"""Attempts on an engine that samples one by one: nobody waits for anybody else."""
+
+import asyncio
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+from nanoskyrl.envs.base import Observation, Step, Task
+from nanoskyrl.stages.concurrent_turns import play_concurrently
+from nanoskyrl.stages.engines import AsyncTokenEngine, Generation, Sampling
+from nanoskyrl.stages.errors import EngineError
+from nanoskyrl.stages.metrics import Stopwatch
+from nanoskyrl.stages.policy import load_tokenizer, resolve_policy
+from nanoskyrl.stages.rendering import Renderer
+from nanoskyrl.stages.trajectory import to_table
+from nanoskyrl.stages.turns import Attempt, Identity, Limits
+
+LIMITS = Limits(max_turns=3, max_generate_length=64, max_input_length=4096, max_sequence_length=4096)
+RENDERER = Renderer(load_tokenizer(resolve_policy("starter")))
+
+
+class Engine(AsyncTokenEngine):
+    """Says `ok` after some time; counts how many wait at once."""
+
+    context_length = 8192
+    renderer = RENDERER
+
+    def __init__(self, capacity=64, seconds=0.0, breaks=False):
+        self.capacity, self.seconds, self.breaks = capacity, seconds, breaks
+        self.now = self.most = self.verified = 0
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+
+    @property
+    def stop_ids(self):
+        return frozenset({RENDERER.turn_end_id})
+
+    def load(self, policy): ...
+
+    def logprobs(self, token_ids): ...
+
+    def facts(self):
+        return {}
+
+    def close(self): ...
+
+    def verify(self):
+        self.verified += 1
+
+    def submit(self, work):
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    async def sample(self, request, sampling):
+        if self.breaks:
+            raise EngineError("no server is left", hint="")
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(self.seconds)
+        self.now -= 1
+        ids = [*RENDERER.encode("ok"), RENDERER.turn_end_id]
+        return Generation(token_ids=ids, logprobs=np.full(len(ids), -0.5, np.float32), finish_reason="stop")
+
+
+class Env:
+    """Takes some time for every step; ends after two."""
+
+    def __init__(self, seconds=0.0, breaks=False):
+        self.seconds, self.breaks, self.steps = seconds, breaks, 0
+
+    def start(self):
+        return self
+
+    def reset(self, task, seed):
+        return Observation(messages=[{"role": "user", "content": task.prompt}])
+
+    def step(self, action):
+        self.steps += 1
+        time.sleep(self.seconds)
+        if self.breaks:
+            raise ConnectionError("lost")
+        return Step(messages=[{"role": "tool", "content": "heard"}], done=self.steps == 2)
+
+    def close(self): ...
+
+
+def begin(engine, environment, name):
+    identity = Identity(
+        trajectory_id=name, group_id="g", sample=0, env="e", seed=7, policy_version=0, policy_digest="d" * 64
+    )
+    task = Task(task_id="t", split="train", prompt="Say something.", ground_truth="x")
+    return partial(Attempt, task, identity, environment, engine, Sampling(), LIMITS, stepwise=False)
+
+
+def played(engine, *parts, **options):
+    watch = Stopwatch()
+    found = list(play_concurrently(parts, engine, Sampling(), watch, **options))
+    for _, attempts in found:
+        to_table([row for attempt in attempts for row in attempt.rows()])
+    return found, watch
+
+
+def test_a_slow_environment_holds_no_other_attempt_up():
+    engine = Engine()
+    ended = {}
+
+    class Clocked(Env):
+        def close(self):
+            ended[id(self)] = time.monotonic()
+
+    slow, quick = Clocked(seconds=0.4), [Clocked() for _ in range(8)]
+    played(engine, [begin(engine, one, f"a{i}") for i, one in enumerate([slow, *quick])])
+    assert max(ended[id(one)] for one in quick) < ended[id(slow)] - 0.3
+
+
+def test_a_part_is_handed_over_when_it_is_done_and_attempts_keep_their_order():
+    engine = Engine()
+    parts = [
+        [begin(engine, Env(seconds=0.3), "slow"), begin(engine, Env(), "quick")],
+        [begin(engine, Env(), "b0"), begin(engine, Env(), "b1")],
+    ]
+    found, _ = played(engine, *parts)
+    assert [index for index, _ in found] == [1, 0]
+    assert [[a.identity.trajectory_id for a in attempts] for _, attempts in found] == [["b0", "b1"], ["slow", "quick"]]
+    assert engine.verified == 2
+
+
+def test_no_more_attempts_are_alive_than_the_engine_has_use_for():
+    engine = Engine(capacity=3, seconds=0.01)
+    played(engine, [begin(engine, Env(), f"a{i}") for i in range(12)])
+    assert engine.most == 3
+
+
+def test_an_environment_that_breaks_fails_its_own_attempt_alone():
+    engine = Engine()
+    ((_, (broken, sound)),), _ = played(engine, [begin(engine, Env(breaks=True), "a"), begin(engine, Env(), "b")])
+    assert (broken.stop_reason, broken.error) == ("error", "ConnectionError: lost")
+    assert (sound.stop_reason, sound.error) == ("stop", None)
+
+
+@pytest.mark.parametrize("where", ["engine", "environment"])
+def test_an_attempt_past_its_deadline_fails_and_leaves_a_row_that_is_whole(where):
+    engine = Engine(seconds=1.0 if where == "engine" else 0.0)
+    engine.trajectory_seconds = 0.2
+    environment = Env(seconds=1.0 if where == "environment" else 0.0)
+    began = time.monotonic()
+    ((_, (late,)),), _ = played(engine, [begin(engine, environment, "a")])
+    assert time.monotonic() - began < 0.8
+    (row,) = late.rows()
+    assert (row.status, row.error) == ("failed", "the attempt took more than 0.2 seconds")
+    assert len(row.response_ids) == len(row.loss_mask) == len(row.logprobs)
+
+
+def test_what_ends_the_rollout_ends_it_at_once():
+    engine = Engine(breaks=True)
+    with pytest.raises(EngineError, match="no server is left"):
+        played(engine, [begin(engine, Env(), f"a{i}") for i in range(8)])
+
+
+def test_an_environment_that_says_so_steps_one_episode_at_a_time():
+    engine = Engine()
+    at_once = []
+    running = []
+
+    class Alone(Env):
+        def step(self, action):
+            running.append(1)
+            at_once.append(len(running))
+            time.sleep(0.01)
+            running.pop()
+            return super().step(action)
+
+    played(engine, [begin(engine, Alone(), f"a{i}") for i in range(6)], threads=1)
+    assert max(at_once) == 1
+
+
+def test_the_time_in_which_anything_is_generated_is_counted_once():
+    engine = Engine(seconds=0.1)
+    _, watch = played(engine, [begin(engine, Env(), f"a{i}") for i in range(20)])
+    assert 0.15 < watch.seconds["generate"] < 0.5
