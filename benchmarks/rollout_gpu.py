@@ -1,8 +1,8 @@
 """Generation with vLLM: `skyrl rollout` beside raw `LLM.generate`, multi-turn, sync, start-up, two GPUs.
 
 Each sub-step prints JSON lines and survives the failure of others; give as many as the time allows. Weights are
-random, in Qwen2.5-1.5B's shape, made here; nothing comes from a hub. Prompts are random words of a vocabulary made
-here too, so that texts decode.
+random, in Qwen2.5-1.5B's shape, made here; nothing comes from a hub. Prompts are random letters of a tokenizer made
+here too, and every token decodes.
 
 python benchmarks/rollout_gpu.py --steps raw,rollout            single turn: raw at several settings, then ours
 python benchmarks/rollout_gpu.py --steps ceiling                raw, setting after setting, with the gain of each
@@ -37,7 +37,9 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
     },
 }  # fmt: skip
-TEMPLATE = "{% for m in messages %}{{ m.content }} t2 {% endfor %}{% if add_generation_prompt %}t3 {% endif %}"
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+END = 1
+"""Id of the end of text."""
 RAW = """
 import cProfile, io, json, pstats, sys, time
 
@@ -109,27 +111,33 @@ def say(step: str, **values: Any) -> None:
 
 
 def make_model(shape: str, place: Path, seed: int = 0) -> Path:
-    """Write a model with random weights, and a tokenizer of words t0, t1, ..."""
+    """Write a model with random weights, and a tokenizer that reads letters and writes words."""
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
     target = place / f"{shape}-{seed}"
     if (target / "config.json").is_file():
         return target
-    config = Qwen2Config(**SHAPES[shape], tie_word_embeddings=True, eos_token_id=1, bos_token_id=None)
+    config = Qwen2Config(**SHAPES[shape], tie_word_embeddings=True, eos_token_id=END, bos_token_id=None)
     torch.manual_seed(seed)
     dtype = torch.float32 if shape == "tiny" else torch.bfloat16
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        model = Qwen2ForCausalLM(config)
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # a minute faster
+            model = Qwen2ForCausalLM(config)
     finally:
         torch.set_default_dtype(previous)
     target.mkdir(parents=True, exist_ok=True)
-    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(config.vocab_size)}, unk_token="t0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t1", unk_token="t0")
+    # Byte-level, without merges: a letter of a prompt is a token, and every other id decodes to a word.
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = ["<pad>", "<end>", *alphabet]
+    names += [f"\u0120w{i}" for i in range(len(names), config.vocab_size)]
+    letters = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
+    letters.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    letters.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="<end>", pad_token="<pad>")
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(target)
     model.save_pretrained(target)
@@ -143,21 +151,18 @@ def make_prompts(bench: Bench) -> Path:
 
     renderer = Renderer(load_tokenizer(bench.model))
     prompts = [renderer.prompt_ids([{"role": "user", "content": text}]) for text in texts(bench.args)]
+    assert {len(prompt) for prompt in prompts} == {bench.args.prompt_tokens}, "prompts are not what was asked for"
     file = bench.place / "prompts.json"
     file.write_text(json.dumps(prompts))
     return file
 
 
 def texts(args: argparse.Namespace) -> list[str]:
-    """Return the words of each prompt; two more tokens come from the template."""
+    """Return the letters of each prompt; the template adds one token."""
     import random
 
     draw = random.Random(0)
-    vocabulary = SHAPES[args.shape]["vocab_size"]
-    return [
-        " ".join(f"t{draw.randrange(10, vocabulary)}" for _ in range(args.prompt_tokens - 2))
-        for _ in range(args.prompts)
-    ]
+    return ["".join(draw.choices("abcdefghij klmnop", k=args.prompt_tokens - 1)) for _ in range(args.prompts)]
 
 
 def raw(
@@ -237,7 +242,7 @@ def step_profile(bench: Bench) -> None:
 
 
 class Words:
-    """One turn over a prompt of random words."""
+    """One turn over a prompt of random letters."""
 
     def __init__(self, config: None, prompts: Sequence[str]) -> None:
         from nanoskyrl.envs.base import Task

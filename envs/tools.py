@@ -9,6 +9,7 @@ import inspect
 import json
 import math
 import operator
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -133,13 +134,14 @@ def calculator(expression: str) -> str:
 
 def search(query: str) -> str:
     """Search a small encyclopedia and return the passages that fit best."""
-    import bm25s
-
+    bm25s = _bm25s()
     words = bm25s.tokenize([query], stopwords="en", show_progress=False, return_ids=False)
     if not words[0]:
         raise ToolError("the query has no words to look for")
     passages, retriever = _index()
-    found, scores = retriever.retrieve(words, k=min(SEARCH_RESULTS, len(passages)), show_progress=False)
+    found, scores = retriever.retrieve(
+        words, k=min(SEARCH_RESULTS, len(passages)), show_progress=False, backend_selection="numpy"
+    )
     hits = [passages[i] for i, score in zip(found[0], scores[0], strict=True) if score > 0]
     return "\n".join(f"{hit['title']}: {hit['text']}" for hit in hits) or "nothing found"
 
@@ -152,10 +154,23 @@ def passages() -> list[dict[str, str]]:
 
 
 @cache
-def _index() -> tuple[list[dict[str, str]], Any]:
-    import bm25s
+def _bm25s() -> Any:
+    """Return bm25s, imported without JAX: it would try JAX out at once, and that takes most of a GPU's memory."""
+    hidden = sys.modules.get("jax")
+    sys.modules["jax"] = None  # type: ignore[assignment]
+    try:
+        import bm25s
+    finally:
+        if hidden is None:
+            del sys.modules["jax"]
+        else:
+            sys.modules["jax"] = hidden
+    return bm25s
 
-    corpus = passages()
+
+@cache
+def _index() -> tuple[list[dict[str, str]], Any]:
+    bm25s, corpus = _bm25s(), passages()
     retriever = bm25s.BM25()
     words = bm25s.tokenize([f"{p['title']} {p['text']}" for p in corpus], stopwords="en", show_progress=False)
     retriever.index(words, show_progress=False)

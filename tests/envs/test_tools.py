@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 import time
@@ -279,3 +280,15 @@ def test_a_misspelt_tool_gets_a_suggestion():
     with pytest.raises(SettingsError, match="unknown tool `serch`") as caught:
         offer(("serch",))
     assert caught.value.hint == "Did you mean `search`?"
+
+
+def test_search_does_not_wake_jax(tmp_path):
+    # JAX takes most of a GPU's memory when it is first used, and the search tool's library would use it.
+    (tmp_path / "jax.py").write_text("raise SystemExit('jax was imported')")
+    code = "from nanoskyrl.envs.tools import search; print(search('Paris')); import importlib.util as u; u.find_spec('jax')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
