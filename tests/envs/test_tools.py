@@ -285,7 +285,7 @@ def test_a_misspelt_tool_gets_a_suggestion():
 def test_search_does_not_wake_jax(tmp_path):
     # JAX takes most of a GPU's memory when it is first used, and the search tool's library would use it.
     (tmp_path / "jax.py").write_text("raise SystemExit('jax was imported')")
-    code = "from nanoskyrl.envs.tools import search; print(search('Paris')); import importlib.util as u; u.find_spec('jax')"
+    code = "from nanoskyrl.envs.tools import search; print(search('Paris'))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
