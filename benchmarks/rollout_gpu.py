@@ -96,7 +96,8 @@ class Bench:
 
         base = {
             "gpus": "cpu" if self.cpu else "0", "python": self.args.python, "max_num_seqs": self.args.max_num_seqs,
-            "self_test": 0, "kv_cache_gib": 1.0, "dtype": "float32" if self.cpu else "bfloat16",
+            "self_test": 0, "endpoint": self.args.endpoint, "kv_cache_gib": 1.0,
+            "dtype": "float32" if self.cpu else "bfloat16",
             "max_model_len": self.args.prompt_tokens * 2 + self.args.new_tokens * 5 + 512,
         }  # fmt: skip
         return VllmConfig(**{**base, **changes})
@@ -330,9 +331,6 @@ def with_engine(bench: Bench, work: Callable[[Any], None], **changes: Any) -> No
 def step_rollout(bench: Bench) -> None:
     """The engine at the same settings: shards written and all."""
     ways: list[dict[str, Any]] = [{"seeded": False}, {"seeded": True}]
-    if bench.args.endpoint != "completions":
-        ways = [{**way, "endpoint": bench.args.endpoint} for way in ways]
-
     for way in ways if bench.args.both_seeds else ways[:1]:
 
         def work(engine: Any, way: dict[str, Any] = way) -> None:
@@ -506,7 +504,7 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--new-tokens", type=int, default=512)
     parser.add_argument("--max-num-seqs", type=int, default=256)
-    parser.add_argument("--endpoint", default="completions")
+    parser.add_argument("--endpoint", default="auto", help="auto, completions or generate")
     parser.add_argument("--both-seeds", action="store_true", help="rollout also with a seed for each request")
     parser.add_argument("--only", default="", help="numbers of the settings of `ceiling`, such as 0,3")
     parser.add_argument("--gpus", default="", help="of the second part of `two`: 0,1, or 0,0 for two on one")

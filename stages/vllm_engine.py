@@ -310,7 +310,7 @@ class VllmEngine(AsyncTokenEngine):
             process.start()
         for index, (address, process) in enumerate(zip(self._setup.addresses, processes, strict=True)):
             url = process.url if process else address.url
-            client = Client(url, self._setup.key, self._session, self.config.request_seconds, self.config.endpoint)
+            client = Client(url, self._setup.key, self._session, self.config.request_seconds)
             self._servers.append(Server(index, client, process))
 
     async def _bring_all(self, began: float) -> list[dict[str, Any]]:
@@ -399,6 +399,7 @@ class VllmEngine(AsyncTokenEngine):
                     await asyncio.to_thread(self._expected, state["dtype"])
             proof["checksum"] = self._compare(found, state["dtype"], server)
         if not server.warm:
+            await client.choose_endpoint(self.config.endpoint, server.base, wanted.canary)
             await client.prompt_logprobs(server.base, wanted.canary)  # compiled now, not at the first sync
             server.warm = True
         if wanted.adapter is not None:

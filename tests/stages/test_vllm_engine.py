@@ -59,6 +59,8 @@ class Fake:
         body = json.loads(await request.read() or b"null")
         if path == "/health":
             return web.Response()
+        if path == "/inference/v1/generate":  # as a version that does not have it
+            return web.Response(status=404)
         if path == "/v1/models":
             return web.json_response({"data": [{"id": self.name, "parent": None, "max_model_len": 8192}]})
         if path == "/reset_prefix_cache":
