@@ -10,6 +10,7 @@ python benchmarks/rollout_gpu.py --steps profile                where the time o
 python benchmarks/rollout_gpu.py --steps turns                  4 turns with real tools
 python benchmarks/rollout_gpu.py --steps sync,startup           LoRA and full sync; cold and warm start
 python benchmarks/rollout_gpu.py --steps two                    two servers against one
+python benchmarks/rollout_gpu.py --steps client                 the client alone, against a server that answers at once
 python benchmarks/rollout_gpu.py --shape tiny --steps all       the whole on a CPU, in a quarter of an hour
 """
 
@@ -473,9 +474,76 @@ def step_two(bench: Bench) -> None:
             return
 
 
+CLIENT = """
+import asyncio, json, sys
+from aiohttp import web
+
+DIGEST, TOKENS = sys.argv[1], int(sys.argv[2])
+ANSWER = json.dumps({"choices": [{
+    "text": " t12345" * TOKENS, "finish_reason": "length", "token_ids": [123] * TOKENS, "prompt_token_ids": [5] * 256,
+    "logprobs": {
+        "text_offset": list(range(0, 7 * TOKENS, 7)), "token_logprobs": [-11.93456789012345] * TOKENS,
+        "tokens": [" t12345"] * TOKENS, "top_logprobs": [{" t12345": -11.93456789012345}] * TOKENS,
+    },
+}]}).encode()
+
+
+async def answer(request):
+    body = json.loads(await request.read() or b"null")
+    if request.path == "/health":
+        return web.Response()
+    if request.path == "/v1/models":
+        return web.json_response({"data": [{"id": "p", "parent": None, "max_model_len": 8192}]})
+    if request.path == "/collective_rpc":
+        return web.json_response({"results": [{"digest": DIGEST, "loads": 0, "dtype": "float32"}]})
+    if request.path == "/inference/v1/generate":
+        return web.Response(status=404)
+    if "prompt_logprobs" in body:
+        listed = [None] + [{str(token): {"logprob": -1.0}} for token in body["prompt"][1:]]
+        return web.json_response({"choices": [{"prompt_logprobs": listed}]})
+    return web.Response(body=ANSWER, content_type="application/json")
+
+
+async def main():
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.sleep(3600)
+
+
+asyncio.run(main())
+"""
+
+
+def step_client(bench: Bench) -> None:
+    """The client alone: a server in another process that answers at once, always the same."""
+    from nanoskyrl.stages.policy import policy_digest
+
+    command = [sys.executable, "-c", CLIENT, policy_digest(bench.model), "512"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    args = argparse.Namespace(**{**vars(bench.args), "prompts": 1024, "prompt_tokens": 256})
+    try:
+        url = f"http://127.0.0.1:{server.stdout.readline().strip()}"
+
+        def work(engine: Any) -> None:
+            for again in range(2):
+                began = time.process_time()
+                found = generated(bench, Words(None, texts(args)), engine, "client", new=512, turns=1)
+                say("client", repeat=again, cpu_seconds=time.process_time() - began, **found)
+
+        with_engine(bench, work, urls=(url,), checksum=False, max_num_seqs=256, max_model_len=None)
+    finally:
+        server.terminate()
+        server.wait()
+
+
 STEPS: dict[str, Callable[[Bench], None]] = {
     "raw": step_raw, "rollout": step_rollout, "ceiling": step_ceiling, "profile": step_profile, "turns": step_turns,
-    "sync": step_sync, "startup": step_startup, "two": step_two,
+    "sync": step_sync, "startup": step_startup, "two": step_two, "client": step_client,
 }  # fmt: skip
 
 

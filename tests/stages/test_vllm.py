@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -514,3 +515,27 @@ def test_the_loop_keeps_its_servers_up_and_every_step_is_proved(tmp_path):
         assert (proof["checksum"], proof["canary_change_max"] > 0) == ("matches", True)
     starts = [line for line in read_metrics(run.metrics) if "rollout/engine/restarts" in line]
     assert [line["rollout/engine/restarts"] for line in starts] == [0, 0, 0]
+
+
+def test_vllm_still_crashes_on_a_cpu_when_a_seeded_prefill_is_chunked(tmp_path):
+    # When this fails upstream has mended it: `--no-enable-chunked-prefill` can go from vllm_client.py.
+    from nanoskyrl.stages.vllm_client import Lost, sampling_body
+
+    engine = start(tmp_path, args=("--enable-chunked-prefill", "--max-num-batched-tokens", "128"), self_test=0)
+    try:
+        engine.load(STARTER)
+        body = sampling_body(temperature=1.0, top_p=1.0, top_k=0, seed=7, max_tokens=4, stop_ids=[])
+        server = engine._servers[0]
+        with pytest.raises(Lost):
+            engine._do(server.client.complete(server.name, [5] * 600, body, want_logprobs=True))
+    finally:
+        engine.close()
+    assert "offset" in (tmp_path / "logs" / "vllm-0.log").read_text()
+
+
+def test_the_command_of_the_cpu_build_still_does_not_start():
+    # When this fails the `vllm` command may be used again; the module does as well.
+    command = Path(find_installation().python).with_name("vllm")
+    done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode
+    assert "PackageNotFoundError" in done.stderr
