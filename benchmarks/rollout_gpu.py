@@ -1,8 +1,8 @@
 """Generation with vLLM: `skyrl rollout` beside raw `LLM.generate`, multi-turn, sync, start-up, two GPUs.
 
 Each sub-step prints JSON lines and survives the failure of others; give as many as the time allows. Weights are
-random, in Qwen2.5-1.5B's shape, made here; nothing comes from a hub. Prompts are random words of a vocabulary made
-here too, so that texts decode.
+random, in Qwen2.5-1.5B's shape, made here; nothing comes from a hub. Prompts are random letters, a token
+each.
 
 python benchmarks/rollout_gpu.py --steps raw,rollout            single turn: raw at several settings, then ours
 python benchmarks/rollout_gpu.py --steps ceiling                raw, setting after setting, with the gain of each
@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import shutil
+import string
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
     },
 }  # fmt: skip
-TEMPLATE = "{% for m in messages %}{{ m.content }} t2 {% endfor %}{% if add_generation_prompt %}t3 {% endif %}"
+TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 RAW = """
 import cProfile, io, json, pstats, sys, time
 
@@ -54,7 +55,7 @@ def main():
     for measure in given["measures"]:
         def params(i):
             return SamplingParams(
-                temperature=1.0, max_tokens=given["new"], ignore_eos=True, stop_token_ids=[1],
+                temperature=1.0, max_tokens=given["new"], ignore_eos=True, stop_token_ids=[256],
                 logprobs=measure.get("logprobs"), detokenize=measure.get("detokenize", False),
                 seed=1000 + i if measure.get("seeded") else None,
             )
@@ -111,15 +112,15 @@ def say(step: str, **values: Any) -> None:
 
 
 def make_model(shape: str, place: Path, seed: int = 0) -> Path:
-    """Write a model with random weights, and a tokenizer of words t0, t1, ..."""
+    """Write a model with random weights, and a tokenizer of bytes and fillers."""
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-    target = place / f"{shape}-{seed}"
+    target = place / f"{shape}-bytes-{seed}"
     if (target / "config.json").is_file():
         return target
-    config = Qwen2Config(**SHAPES[shape], tie_word_embeddings=True, eos_token_id=1, bos_token_id=None)
+    config = Qwen2Config(**SHAPES[shape], tie_word_embeddings=True, eos_token_id=256, bos_token_id=None)
     torch.manual_seed(seed)
     dtype = torch.float32 if shape == "tiny" else torch.bfloat16
     previous = torch.get_default_dtype()
@@ -129,9 +130,14 @@ def make_model(shape: str, place: Path, seed: int = 0) -> Path:
     finally:
         torch.set_default_dtype(previous)
     target.mkdir(parents=True, exist_ok=True)
-    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(config.vocab_size)}, unk_token="t0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t1", unk_token="t0")
+    # Bytes are tokens of their own, as Qwen2's class of tokenizers has it; the others stand for sampled text only.
+    vocabulary = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocabulary["<|endoftext|>"] = 256
+    vocabulary |= {f"t{i}": i for i in range(257, config.vocab_size)}
+    words = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<|endoftext|>")
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(target)
     model.save_pretrained(target)
@@ -145,21 +151,20 @@ def make_prompts(bench: Bench) -> Path:
 
     renderer = Renderer(load_tokenizer(bench.model))
     prompts = [renderer.prompt_ids([{"role": "user", "content": text}]) for text in texts(bench.args)]
+    lengths = {len(ids) for ids in prompts}
+    if lengths != {bench.args.prompt_tokens}:
+        raise RuntimeError(f"prompts have {sorted(lengths)} tokens, not {bench.args.prompt_tokens}")
     file = bench.place / "prompts.json"
     file.write_text(json.dumps(prompts))
     return file
 
 
 def texts(args: argparse.Namespace) -> list[str]:
-    """Return the words of each prompt; two more tokens come from the template."""
+    """Return random letters, a token each; two more tokens come from the template."""
     import random
 
     draw = random.Random(0)
-    vocabulary = SHAPES[args.shape]["vocab_size"]
-    return [
-        " ".join(f"t{draw.randrange(10, vocabulary)}" for _ in range(args.prompt_tokens - 2))
-        for _ in range(args.prompts)
-    ]
+    return ["".join(draw.choices(string.ascii_letters, k=args.prompt_tokens - 2)) for _ in range(args.prompts)]
 
 
 def raw(
@@ -239,7 +244,7 @@ def step_profile(bench: Bench) -> None:
 
 
 class Words:
-    """One turn over a prompt of random words."""
+    """One turn over a prompt of random letters."""
 
     def __init__(self, config: None, prompts: Sequence[str]) -> None:
         from nanoskyrl.envs.base import Task
@@ -348,6 +353,7 @@ def step_turns(bench: Bench) -> None:
     """Four turns with real tools against one turn: share of time in which anything is generated."""
     args = argparse.Namespace(**{**vars(bench.args), "prompts": min(512, bench.args.prompts)})
     new = max(8, bench.args.new_tokens // 4)
+    Tools(None, []).start().step("")  # the search index is made now, not in the clock's time
 
     def work(engine: Any) -> None:
         single = generated(bench, Words(None, texts(args)), engine, "single", new=new * 4, turns=1)

@@ -276,6 +276,8 @@ class VllmEngine(AsyncTokenEngine):
     def _want(self, policy: Path, digest: str) -> Wanted:
         assert self._setup is not None
         canary = read_info(policy).canary_ids or self.renderer.prompt_ids(PROBE)
+        if len(canary) < 2:  # there is nothing to foretell
+            canary = list(range(8))
         if not is_adapter(policy):
             return Wanted(policy, digest, policy, digest, None, canary)
         rank = int(json.loads((policy / "adapter_config.json").read_bytes()).get("r", 0))
