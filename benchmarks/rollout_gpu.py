@@ -1,8 +1,8 @@
 """Generation with vLLM: `skyrl rollout` beside raw `LLM.generate`, multi-turn, sync, start-up, two GPUs.
 
 Each sub-step prints JSON lines and survives the failure of others; give as many as the time allows. Weights are
-random, in Qwen2.5-1.5B's shape, made here; nothing comes from a hub. Prompts are random letters of a tokenizer made
-here too, and every token decodes.
+random, in Qwen2.5-1.5B's shape, made here; nothing comes from a hub. Prompts are random letters, a token
+each.
 
 python benchmarks/rollout_gpu.py --steps raw,rollout            single turn: raw at several settings, then ours
 python benchmarks/rollout_gpu.py --steps ceiling                raw, setting after setting, with the gain of each
@@ -10,6 +10,7 @@ python benchmarks/rollout_gpu.py --steps profile                where the time o
 python benchmarks/rollout_gpu.py --steps turns                  4 turns with real tools
 python benchmarks/rollout_gpu.py --steps sync,startup           LoRA and full sync; cold and warm start
 python benchmarks/rollout_gpu.py --steps two                    two servers against one
+python benchmarks/rollout_gpu.py --steps client                 the client alone, against a server that answers at once
 python benchmarks/rollout_gpu.py --shape tiny --steps all       the whole on a CPU, in a quarter of an hour
 """
 
@@ -17,6 +18,7 @@ import argparse
 import json
 import os
 import shutil
+import string
 import subprocess
 import sys
 import tempfile
@@ -37,9 +39,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
     },
 }  # fmt: skip
-TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
-END = 1
-"""Id of the end of text."""
+TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 RAW = """
 import cProfile, io, json, pstats, sys, time
 
@@ -55,7 +55,7 @@ def main():
     for measure in given["measures"]:
         def params(i):
             return SamplingParams(
-                temperature=1.0, max_tokens=given["new"], ignore_eos=True, stop_token_ids=[1],
+                temperature=1.0, max_tokens=given["new"], ignore_eos=True, stop_token_ids=[256],
                 logprobs=measure.get("logprobs"), detokenize=measure.get("detokenize", False),
                 seed=1000 + i if measure.get("seeded") else None,
             )
@@ -98,7 +98,8 @@ class Bench:
 
         base = {
             "gpus": "cpu" if self.cpu else "0", "python": self.args.python, "max_num_seqs": self.args.max_num_seqs,
-            "self_test": 0, "kv_cache_gib": 1.0, "dtype": "float32" if self.cpu else "bfloat16",
+            "self_test": 0, "endpoint": self.args.endpoint, "kv_cache_gib": 1.0,
+            "dtype": "float32" if self.cpu else "bfloat16",
             "max_model_len": self.args.prompt_tokens * 2 + self.args.new_tokens * 5 + 512,
         }  # fmt: skip
         return VllmConfig(**{**base, **changes})
@@ -111,15 +112,15 @@ def say(step: str, **values: Any) -> None:
 
 
 def make_model(shape: str, place: Path, seed: int = 0) -> Path:
-    """Write a model with random weights, and a tokenizer that reads letters and writes words."""
+    """Write a model with random weights, and a tokenizer of bytes and fillers."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-    target = place / f"{shape}-{seed}"
+    target = place / f"{shape}-bytes-{seed}"
     if (target / "config.json").is_file():
         return target
-    config = Qwen2Config(**SHAPES[shape], tie_word_embeddings=True, eos_token_id=END, bos_token_id=None)
+    config = Qwen2Config(**SHAPES[shape], tie_word_embeddings=True, eos_token_id=256, bos_token_id=None)
     torch.manual_seed(seed)
     dtype = torch.float32 if shape == "tiny" else torch.bfloat16
     previous = torch.get_default_dtype()
@@ -130,14 +131,14 @@ def make_model(shape: str, place: Path, seed: int = 0) -> Path:
     finally:
         torch.set_default_dtype(previous)
     target.mkdir(parents=True, exist_ok=True)
-    # Byte-level, without merges: a letter of a prompt is a token, and every other id decodes to a word.
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = ["<pad>", "<end>", *alphabet]
-    names += [f"\u0120w{i}" for i in range(len(names), config.vocab_size)]
-    letters = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
-    letters.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    letters.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="<end>", pad_token="<pad>")
+    # Bytes are tokens of their own, as Qwen2's class of tokenizers has it; the others stand for sampled text only.
+    vocabulary = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocabulary["<|endoftext|>"] = 256
+    vocabulary |= {f"t{i}": i for i in range(257, config.vocab_size)}
+    words = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<|endoftext|>")
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(target)
     model.save_pretrained(target)
@@ -151,18 +152,20 @@ def make_prompts(bench: Bench) -> Path:
 
     renderer = Renderer(load_tokenizer(bench.model))
     prompts = [renderer.prompt_ids([{"role": "user", "content": text}]) for text in texts(bench.args)]
-    assert {len(prompt) for prompt in prompts} == {bench.args.prompt_tokens}, "prompts are not what was asked for"
+    lengths = {len(ids) for ids in prompts}
+    if lengths != {bench.args.prompt_tokens}:
+        raise RuntimeError(f"prompts have {sorted(lengths)} tokens, not {bench.args.prompt_tokens}")
     file = bench.place / "prompts.json"
     file.write_text(json.dumps(prompts))
     return file
 
 
 def texts(args: argparse.Namespace) -> list[str]:
-    """Return the letters of each prompt; the template adds one token."""
+    """Return random letters, a token each; two more tokens come from the template."""
     import random
 
     draw = random.Random(0)
-    return ["".join(draw.choices("abcdefghij klmnop", k=args.prompt_tokens - 1)) for _ in range(args.prompts)]
+    return ["".join(draw.choices(string.ascii_letters, k=args.prompt_tokens - 2)) for _ in range(args.prompts)]
 
 
 def raw(
@@ -335,9 +338,6 @@ def with_engine(bench: Bench, work: Callable[[Any], None], **changes: Any) -> No
 def step_rollout(bench: Bench) -> None:
     """The engine at the same settings: shards written and all."""
     ways: list[dict[str, Any]] = [{"seeded": False}, {"seeded": True}]
-    if bench.args.endpoint != "completions":
-        ways = [{**way, "endpoint": bench.args.endpoint} for way in ways]
-
     for way in ways if bench.args.both_seeds else ways[:1]:
 
         def work(engine: Any, way: dict[str, Any] = way) -> None:
@@ -354,6 +354,7 @@ def step_turns(bench: Bench) -> None:
     """Four turns with real tools against one turn: share of time in which anything is generated."""
     args = argparse.Namespace(**{**vars(bench.args), "prompts": min(512, bench.args.prompts)})
     new = max(8, bench.args.new_tokens // 4)
+    Tools(None, []).start().step("")  # the search index is made now, not in the clock's time
 
     def work(engine: Any) -> None:
         single = generated(bench, Words(None, texts(args)), engine, "single", new=new * 4, turns=1)
@@ -480,9 +481,76 @@ def step_two(bench: Bench) -> None:
             return
 
 
+CLIENT = """
+import asyncio, json, sys
+from aiohttp import web
+
+DIGEST, TOKENS = sys.argv[1], int(sys.argv[2])
+ANSWER = json.dumps({"choices": [{
+    "text": " t12345" * TOKENS, "finish_reason": "length", "token_ids": [123] * TOKENS, "prompt_token_ids": [5] * 256,
+    "logprobs": {
+        "text_offset": list(range(0, 7 * TOKENS, 7)), "token_logprobs": [-11.93456789012345] * TOKENS,
+        "tokens": [" t12345"] * TOKENS, "top_logprobs": [{" t12345": -11.93456789012345}] * TOKENS,
+    },
+}]}).encode()
+
+
+async def answer(request):
+    body = json.loads(await request.read() or b"null")
+    if request.path == "/health":
+        return web.Response()
+    if request.path == "/v1/models":
+        return web.json_response({"data": [{"id": "p", "parent": None, "max_model_len": 8192}]})
+    if request.path == "/collective_rpc":
+        return web.json_response({"results": [{"digest": DIGEST, "loads": 0, "dtype": "float32"}]})
+    if request.path == "/inference/v1/generate":
+        return web.Response(status=404)
+    if "prompt_logprobs" in body:
+        listed = [None] + [{str(token): {"logprob": -1.0}} for token in body["prompt"][1:]]
+        return web.json_response({"choices": [{"prompt_logprobs": listed}]})
+    return web.Response(body=ANSWER, content_type="application/json")
+
+
+async def main():
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.sleep(3600)
+
+
+asyncio.run(main())
+"""
+
+
+def step_client(bench: Bench) -> None:
+    """The client alone: a server in another process that answers at once, always the same."""
+    from nanoskyrl.stages.policy import policy_digest
+
+    command = [sys.executable, "-c", CLIENT, policy_digest(bench.model), "512"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    args = argparse.Namespace(**{**vars(bench.args), "prompts": 1024, "prompt_tokens": 256})
+    try:
+        url = f"http://127.0.0.1:{server.stdout.readline().strip()}"
+
+        def work(engine: Any) -> None:
+            for again in range(2):
+                began = time.process_time()
+                found = generated(bench, Words(None, texts(args)), engine, "client", new=512, turns=1)
+                say("client", repeat=again, cpu_seconds=time.process_time() - began, **found)
+
+        with_engine(bench, work, urls=(url,), checksum=False, max_num_seqs=256, max_model_len=None)
+    finally:
+        server.terminate()
+        server.wait()
+
+
 STEPS: dict[str, Callable[[Bench], None]] = {
     "raw": step_raw, "rollout": step_rollout, "ceiling": step_ceiling, "profile": step_profile, "turns": step_turns,
-    "sync": step_sync, "startup": step_startup, "two": step_two,
+    "sync": step_sync, "startup": step_startup, "two": step_two, "client": step_client,
 }  # fmt: skip
 
 
@@ -511,7 +579,7 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--new-tokens", type=int, default=512)
     parser.add_argument("--max-num-seqs", type=int, default=256)
-    parser.add_argument("--endpoint", default="completions")
+    parser.add_argument("--endpoint", default="auto", help="auto, completions or generate")
     parser.add_argument("--both-seeds", action="store_true", help="rollout also with a seed for each request")
     parser.add_argument("--only", default="", help="numbers of the settings of `ceiling`, such as 0,3")
     parser.add_argument("--gpus", default="", help="of the second part of `two`: 0,1, or 0,0 for two on one")

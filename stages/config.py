@@ -66,7 +66,10 @@ _RIVALS = {
     "value_clip": "cliprange_value",
     "max_sample_batches": "max_num_gen_batches",
     "lr": "learning_rate",
-    "lora_rank": "lora_r",
+    "lora_rank": "lora_r max_lora_rank",
+    "gpu_memory": "gpu_memory_utilization vllm_gpu_memory_utilization",
+    "tensor_parallel": "tensor_parallel_size tensor_model_parallel_size vllm_tensor_parallel_size",
+    "eager": "enforce_eager",
 }
 """Our settings, and what TRL, verl and OpenRLHF call them."""
 RIVAL_WORDS = {word: ours for ours, words in _RIVALS.items() for word in words.split()}

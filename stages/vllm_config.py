@@ -45,8 +45,8 @@ class VllmConfig:
     """Ask that the weights in the servers sum to what the files do; false for servers that rewrite them."""
     seeded: bool = True
     """Send every request its seed. Without, tokens are drawn from the server's own stream and cannot be had again."""
-    endpoint: str = "completions"
-    """completions, or generate: vLLM's own, without text, where the version has it."""
+    endpoint: str = "auto"
+    """completions, or generate, vLLM's own path without text, which is cheaper; auto: generate where there is one."""
     eager: bool | None = None
     """No CUDA graphs and no compilation; None: only on a CPU."""
     args: tuple[str, ...] = ()
@@ -93,9 +93,10 @@ class VllmConfig:
             raise SettingsError(
                 f"`vllm.dtype` must be auto, float32 or bfloat16, not {self.dtype!r}", hint="Choose one of them"
             )
-        if self.endpoint not in ("completions", "generate"):
+        if self.endpoint not in ("auto", "completions", "generate"):
             raise SettingsError(
-                f"`vllm.endpoint` must be completions or generate, not {self.endpoint!r}", hint="Choose one of them"
+                f"`vllm.endpoint` must be auto, completions or generate, not {self.endpoint!r}",
+                hint="Choose one of them",
             )
         if not re.fullmatch(r"auto|cpu|\d+(-\d+)?(,\d+(-\d+)?)*", self.gpus):
             raise SettingsError(

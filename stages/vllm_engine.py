@@ -276,6 +276,8 @@ class VllmEngine(AsyncTokenEngine):
     def _want(self, policy: Path, digest: str) -> Wanted:
         assert self._setup is not None
         canary = read_info(policy).canary_ids or self.renderer.prompt_ids(PROBE)
+        if len(canary) < 2:  # there is nothing to foretell
+            canary = list(range(8))
         if not is_adapter(policy):
             return Wanted(policy, digest, policy, digest, None, canary)
         rank = int(json.loads((policy / "adapter_config.json").read_bytes()).get("r", 0))
@@ -310,7 +312,7 @@ class VllmEngine(AsyncTokenEngine):
             process.start()
         for index, (address, process) in enumerate(zip(self._setup.addresses, processes, strict=True)):
             url = process.url if process else address.url
-            client = Client(url, self._setup.key, self._session, self.config.request_seconds, self.config.endpoint)
+            client = Client(url, self._setup.key, self._session, self.config.request_seconds)
             self._servers.append(Server(index, client, process))
 
     async def _bring_all(self, began: float) -> list[dict[str, Any]]:
@@ -399,6 +401,7 @@ class VllmEngine(AsyncTokenEngine):
                     await asyncio.to_thread(self._expected, state["dtype"])
             proof["checksum"] = self._compare(found, state["dtype"], server)
         if not server.warm:
+            await client.choose_endpoint(self.config.endpoint, server.base, wanted.canary)
             await client.prompt_logprobs(server.base, wanted.canary)  # compiled now, not at the first sync
             server.warm = True
         if wanted.adapter is not None:

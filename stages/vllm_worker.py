@@ -120,15 +120,13 @@ class Extension:
         for name, module in self._skyrl_model().named_modules():
             record = getattr(module, RECORD, None)
             for short, parameter in module.named_parameters(recurse=False):
-                if id(parameter) in seen:
-                    continue
-                seen.add(id(parameter))
-                sums = bit_sums(parameter) if parameter.numel() else [0, 0]
-                if short == "weight" and record is not None:
-                    if parameter.numel() and sums != record:
-                        stale.append(f"{name}.{short}")
-                    sums = record
-                add(buckets, f"{name}.{short}", sums)
+                packed = record if short == "weight" else None
+                sums = bit_sums(parameter) if parameter.numel() else packed or [0, 0]
+                if packed is not None and sums != packed:
+                    stale.append(f"{name}.{short}")  # also where the parameter is shared, and was counted elsewhere
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    add(buckets, f"{name}.{short}", sums)
         return {"sums": {name: [str(s) for s in sums] for name, sums in buckets.items()}, "stale": stale}
 
     def _skyrl_model(self) -> Any:

@@ -59,6 +59,8 @@ class Fake:
         body = json.loads(await request.read() or b"null")
         if path == "/health":
             return web.Response()
+        if path == "/inference/v1/generate":  # as a version that does not have it
+            return web.Response(status=404)
         if path == "/v1/models":
             return web.json_response({"data": [{"id": self.name, "parent": None, "max_model_len": 8192}]})
         if path == "/reset_prefix_cache":
@@ -342,3 +344,15 @@ def test_servers_json_is_its_owners_alone_and_counts_for_nothing_once_its_keeper
 def test_log_probs_arrive_as_they_were_sent(engine):
     (found,) = ask(engine, 1)
     assert found.logprobs.dtype == np.float32
+
+
+def test_a_loop_may_go_on_with_servers_in_other_places():
+    from nanoskyrl.stages.loop import resolve
+    from nanoskyrl.stages.runs import Run
+    from nanoskyrl.stages.session import Session
+
+    def resolved(**vllm):
+        return resolve(Session(Run(STARTER), {"rollout": {"engine": "vllm"}, "vllm": vllm}))
+
+    assert resolved(gpus="0-3") == resolved(urls=["http://127.0.0.1:1"], tries=2)
+    assert resolved(dtype="float32") != resolved(dtype="bfloat16")
