@@ -64,7 +64,16 @@ if "vllm" not in found:  # unpacked somewhere, without what pip writes beside it
             found |= {"vllm": re.search(r"version = .*?'([0-9][^']*)'", text).group(1), "distribution": "vllm"}
         except (OSError, AttributeError):
             pass
-found["scale_out"] = any(os.path.isdir(os.path.join(place, "entrypoints", "scale_out")) for place in places)
+def has_flag(place):
+    # The folder is older than the flag, and the file that holds it has moved: 0.26 knows no --enable-scale-out.
+    for folder, _, names in os.walk(os.path.join(place, "entrypoints")):
+        for name in names:
+            if name == "cli_args.py" and "enable_scale_out" in open(os.path.join(folder, name)).read():
+                return True
+    return False
+
+
+found["scale_out"] = any(map(has_flag, places))
 print(json.dumps(found))
 """
 

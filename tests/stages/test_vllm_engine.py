@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import threading
 from collections import Counter
 
@@ -356,3 +357,18 @@ def test_a_loop_may_go_on_with_servers_in_other_places():
 
     assert resolved(gpus="0-3") == resolved(urls=["http://127.0.0.1:1"], tries=2)
     assert resolved(dtype="float32") != resolved(dtype="bfloat16")
+
+
+@pytest.mark.parametrize(("written", "found"), [("enable_scale_out: bool = False", True), ("port: int = 8000", False)])
+def test_the_flag_of_the_path_without_text_is_looked_for_and_not_guessed(tmp_path, monkeypatch, written, found):
+    # vLLM 0.26 has the folder, and ends at the flag.
+    package = tmp_path / "vllm"
+    (package / "entrypoints" / "scale_out").mkdir(parents=True)
+    (package / "entrypoints" / "launchers").mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "entrypoints" / "launchers" / "cli_args.py").write_text(written)
+    (tmp_path / "vllm-0.26.0.dist-info").mkdir()
+    (tmp_path / "vllm-0.26.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.26.0\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    installation = find_installation(sys.executable)
+    assert (installation.version, installation.scale_out) == ("0.26.0", found)
