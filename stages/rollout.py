@@ -1,8 +1,9 @@
 """Stage `rollout`: a policy attempts tasks, and every token of it is written down.
 
 Tasks come from one seeded permutation of the environment's, with a cursor of
-step x train_batch_size: each is attempted once before any comes again. A part holds whole
-groups, so a killed rollout goes on at the next part and ends with the same bytes.
+step x train_batch_size: each is attempted once before any comes again. Further rounds of
+dynamic sampling have permutations of their own. A part holds whole groups, so a killed
+rollout goes on at the next part and ends with the same bytes.
 """
 
 # pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
