@@ -5,11 +5,13 @@ pydantic. A call that cannot be carried out is answered with what is wrong, as t
 """
 
 import ast
+import importlib
 import inspect
 import json
 import math
 import operator
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -156,16 +158,17 @@ def passages() -> list[dict[str, str]]:
 @cache
 def _bm25s() -> Any:
     """Return bm25s, imported without JAX: it would try JAX out at once, and that takes most of a GPU's memory."""
-    hidden = sys.modules.get("jax")
-    sys.modules["jax"] = None  # type: ignore[assignment]
-    try:
-        import bm25s
-    finally:
-        if hidden is None:
-            del sys.modules["jax"]
-        else:
-            sys.modules["jax"] = hidden
-    return bm25s
+    with _IMPORTING:  # several environments may search for the first time at once
+        if "bm25s" not in sys.modules:
+            hidden = sys.modules.get("jax")
+            sys.modules["jax"] = None  # type: ignore[assignment]
+            try:
+                importlib.import_module("bm25s")
+            finally:
+                sys.modules.pop("jax", None)
+                if hidden is not None:
+                    sys.modules["jax"] = hidden
+        return sys.modules["bm25s"]
 
 
 @cache
@@ -177,6 +180,7 @@ def _index() -> tuple[list[dict[str, str]], Any]:
     return corpus, retriever
 
 
+_IMPORTING = threading.Lock()
 TOOLS: dict[str, Callable[..., str]] = {"calculator": calculator, "search": search}
 
 

@@ -292,3 +292,20 @@ def test_search_does_not_wake_jax(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
+
+
+def test_many_threads_can_search_for_the_first_time_at_once():
+    code = """
+import threading
+from nanoskyrl.envs.tools import search
+found, begin = [], threading.Barrier(8)
+def work():
+    begin.wait()
+    found.append(search('Paris'))
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert len(found) == 8 and len(set(found)) == 1, found
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
