@@ -25,9 +25,10 @@ class SapoConfig:
 
     def __post_init__(self) -> None:
         """Refuse temperatures that divide by zero or turn the gate round."""
-        if not (self.tau_pos > 0 and self.tau_neg > 0):
+        if not (0 < self.tau_pos <= 1e3 and 0 < self.tau_neg <= 1e3):
             raise SettingsError(
-                f"`sapo.tau_pos` is {self.tau_pos} and `sapo.tau_neg` {self.tau_neg}", hint="Both must be above 0"
+                f"`sapo.tau_pos` is {self.tau_pos} and `sapo.tau_neg` {self.tau_neg}",
+                hint="Both must be above 0, and at most 1000",
             )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from nanoskyrl.algos.advantages import Estimator, has_spread
+from nanoskyrl.algos.advantages import Batch, Estimates, Estimator, has_spread
 from nanoskyrl.algos.shaping import first_groups, groups_with_spread, is_overlong, overlong_punishment
 from nanoskyrl.stages.advantage_config import AdvantageConfig
 from nanoskyrl.stages.config import to_plain
@@ -22,7 +22,7 @@ from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.manifest import Head, Manifest, Output, open_output, read_manifest
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
 from nanoskyrl.stages.policy import policy_digest
-from nanoskyrl.stages.registry import lookup
+from nanoskyrl.stages.registry import lookup, plugin_digests, plugin_errors
 from nanoskyrl.stages.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.trajectory import check, list_column, row_arrays, schema_of
 
@@ -62,7 +62,7 @@ def advantage(
     """
     watch = Stopwatch()
     config = replace(config, estimator=config.estimator or "grpo")
-    estimator: Estimator = lookup("estimator", str(config.estimator))
+    estimator: Estimator = _estimator(str(config.estimator))
     source = read_manifest(scored, stage="score")
     asks = _asks(config, estimator)
     _check_named(asks, policy, reference)
@@ -118,7 +118,7 @@ def add_advantages(table: pa.Table, config: AdvantageConfig, models: Models = NO
         SettingsError: an unknown estimator, a group of one under `singleton = error`, or a policy that is not named.
     """
     check(table, "score")
-    estimator: Estimator = lookup("estimator", config.estimator or "grpo")
+    estimator: Estimator = _estimator(config.estimator or "grpo")
     _check_named(_asks(config, estimator), models.policy, models.reference)
     found = add_columns(table, advantage_columns([table], config, estimator, models))
     check(found, "advantage")
@@ -156,7 +156,7 @@ def advantage_columns(
         with watch("passes"):
             needed = _rows_needed(episodes, reasons, config)
             passed = _passes(tables, out, needed, models.passes or _fresh_passes(), wanted, config)
-    with watch("estimate"):
+    with watch("estimate"), plugin_errors(f"estimator `{estimator.name}`"):
         return estimate(episodes, reasons, passed, config, estimator)
 
 
@@ -165,9 +165,18 @@ def dropped_by_reason(table: pa.Table) -> Mapping[str, int]:
     return Counter(reason for reason in table.column("drop_reason").to_pylist() if reason is not None)
 
 
+def _estimator(name: str) -> Estimator:
+    found = lookup("estimator", name)
+    if not isinstance(found, Estimator):
+        raise SettingsError(
+            f"`{name}` is a {type(found).__name__}, not an Estimator", hint="docs/extending.md shows one"
+        )
+    return found
+
+
 def needs_models(config: AdvantageConfig) -> bool:
     """Say whether any column needs a model."""
-    return bool(_asks(config, lookup("estimator", config.estimator or "grpo")))
+    return bool(_asks(config, _estimator(config.estimator or "grpo")))
 
 
 def _asks(config: AdvantageConfig, estimator: Estimator) -> set[str]:
@@ -198,12 +207,13 @@ def _head(
     if "ref_logprobs" in asks and reference is not None:
         inputs["reference"] = policy_digest(reference)
     if "values" in asks and policy is not None:
-        from nanoskyrl.stages.critic import critic_digest
+        from nanoskyrl.stages.policy import check_critic, critic_digest
 
+        check_critic(policy)
         facts["critic"] = critic_digest(policy)
         inputs["critic"] = facts["critic"] or "untrained"
     starts = policy_digest(policy) if "old_logprobs" in asks and policy is not None else source.policy
-    settings: dict[str, Any] = {"advantage": to_plain(config)}
+    settings: dict[str, Any] = {"advantage": to_plain(config), **plugin_digests(str(config.estimator))}
     if passes is not None and asks:
         settings["passes"] = {"dtype": passes.learner.dtype}
     return Head(stage="advantage", settings=settings, inputs=inputs, policy=starts), facts
@@ -314,7 +324,7 @@ def estimate(
         episodes, rewards if estimator.by_token else totals, kept,
         penalties=penalties if estimator.by_token else None, values=passed.get("values"),
     )  # fmt: skip
-    advantages, returns = estimates_by_row(episodes, estimator.estimate(batch, config))
+    advantages, returns = estimates_by_row(episodes, checked_estimates(estimator.estimate(batch, config), batch))
     rows = len(episodes.masks)
     columns: dict[str, list[Any]] = {
         "shaped_reward": [None] * rows, "kept": [False] * rows, "drop_reason": [None] * rows,
@@ -329,6 +339,31 @@ def estimate(
                 for name in ("advantages", "returns", *PASSED):
                     columns[name][row] = None
     return columns
+
+
+def checked_estimates(found: Any, batch: Batch) -> Estimates:
+    """Return what an estimator said, if it is what one says.
+
+    Raises:
+        TypeError, ValueError: it is something else, of another length, or not finite.
+    """
+    if not isinstance(found, Estimates):
+        raise TypeError(f"it returned {type(found).__name__}, not Estimates")
+    for name, rows in (("advantages", found.advantages), ("returns", found.returns)):
+        if rows is None and name == "returns":
+            continue
+        if not isinstance(rows, list) or len(rows) != len(batch.masks):
+            raise ValueError(f"its {name} are not a list of {len(batch.masks)} arrays, one a trajectory")
+        for row, mask, reward in zip(rows, batch.masks, batch.rewards, strict=True):
+            if row is None and (reward is None or not mask.any()):
+                continue
+            if not isinstance(row, np.ndarray) or row.shape != mask.shape:
+                raise ValueError(f"its {name} of a trajectory of {len(mask)} tokens are no array of that length")
+            if not np.isfinite(row).all():
+                raise ValueError(f"its {name} hold NaN or infinity")
+            if (row[mask == 0] != 0).any():
+                raise ValueError(f"its {name} are not 0 where nothing is trained")
+    return found
 
 
 def _shaped(episode: Episode, config: AdvantageConfig) -> float | None:

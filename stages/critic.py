@@ -14,9 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from nanoskyrl.stages.digests import digest_json
 from nanoskyrl.stages.errors import InputError, SettingsError
-from nanoskyrl.stages.policy import CRITIC, cached_digest
+from nanoskyrl.stages.policy import CRITIC, check_critic
 from nanoskyrl.stages.storage import make_directory
 from nanoskyrl.stages.train_config import CriticConfig
 
@@ -53,14 +52,6 @@ class Critic(nn.Module):
         return self.head(hidden.to(self.head.weight.dtype))[..., 0].float()
 
 
-def critic_digest(policy: Path) -> str | None:
-    """Return the digest of the critic saved beside a policy; None if there is none."""
-    folder = policy / CRITIC
-    if not folder.is_dir():
-        return None
-    return digest_json({file.name: cached_digest(file) for file in sorted(folder.iterdir())})
-
-
 def new_critic(model: Any, config: CriticConfig, *, lora: bool) -> Critic:
     """Return an untrained critic for a policy.
 
@@ -94,6 +85,7 @@ def load_critic(policy: Path, model: Any, config: CriticConfig, *, dtype: torch.
     from safetensors import SafetensorError
     from transformers import AutoModel
 
+    check_critic(policy)
     folder = policy / CRITIC
     if not folder.is_dir():
         return None

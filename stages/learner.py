@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all, response_part
-from nanoskyrl.stages.critic import Critic, critic_digest, load_critic, new_critic, save_critic
+from nanoskyrl.stages.critic import Critic, load_critic, new_critic, save_critic
 from nanoskyrl.stages.digests import digest_json
 from nanoskyrl.stages.errors import EngineError, InputError, SettingsError
 from nanoskyrl.stages.hf_engine import pick_device, pick_dtype
@@ -28,6 +28,7 @@ from nanoskyrl.stages.policy import (
     POLICY_JSON,
     PolicyInfo,
     cached_digest,
+    critic_digest,
     is_adapter,
     is_weights,
     load_model,

@@ -338,6 +338,7 @@ def open_output(
 def _finished_already(directory: Path, head: Head) -> Manifest:
     manifest = read_manifest(directory)
     _refuse_difference(directory, head, dataclasses.asdict(manifest), "finished")
+    (directory / STARTED).unlink(missing_ok=True)  # left by one that was killed after its manifest
     return manifest
 
 

@@ -17,7 +17,9 @@ from nanoskyrl.algos.kl import K3_LIMIT, kl
 from nanoskyrl.algos.off_policy import OffPolicyConfig, correction, mean_weight, negative_rows_gone
 from nanoskyrl.algos.value_loss import value_loss
 from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all, response_part, with_weights
+from nanoskyrl.stages.errors import InputError
 from nanoskyrl.stages.learner import Learner
+from nanoskyrl.stages.registry import plugin_errors
 from nanoskyrl.stages.train_config import CriticConfig, TrainConfig
 
 
@@ -86,6 +88,10 @@ class Objective:
         self.kept_tokens = sequences.trained_tokens
         if off_policy.on:
             sequences, self.kept_tokens = _weighed(sequences, off_policy, config.max_tokens_per_micro_batch)
+            if not sum(self.kept_tokens):
+                raise InputError(
+                    "`off_policy.reject` leaves every row out", hint="Widen `off_policy.reject_band`, or sample anew"
+                )
         self.sequences = sequences
 
     def mini_batch(self, rows: list[int]) -> MiniBatch:
@@ -135,7 +141,8 @@ class Objective:
         found = learner.statistics(batch, self.temperature)
         mask, on = batch.loss_mask, batch.loss_mask.bool()
         seen = self.algorithm.inputs(found.logprobs, batch.old_logprobs, batch.advantages, mask)
-        objective, own = self.algorithm.surrogate(seen, self.algo_config)
+        with plugin_errors(f"algorithm `{self.algorithm.name}`"):
+            objective, own = checked_objective(self.algorithm.surrogate(seen, self.algo_config), mask)
         reported = dict(own)
         weights = batch.weights / mini.mean_weight
         if self.off_policy.negative_threshold is not None:
@@ -172,6 +179,24 @@ class Objective:
             loss, policy_loss, kl_loss, critic_loss, found.logprobs, seen.log_ratio.detach(), found.entropy, reported,
             next(iter(own.values()), None),
         )  # fmt: skip
+
+
+def checked_objective(found: Any, mask: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return what a surrogate said, if it is what one says.
+
+    Raises:
+        TypeError, ValueError: it is something else, or of another shape.
+    """
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], dict):
+        raise TypeError("its surrogate returned no pair of an objective and named values")
+    for name, value in (("objective", found[0]), *found[1].items()):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"its {name} is a {type(value).__name__}, not a Tensor")
+        if value.shape != mask.shape:
+            raise ValueError(f"its {name} has the shape {list(value.shape)}, not {list(mask.shape)}")
+    if torch.is_grad_enabled() and not found[0].requires_grad:
+        raise ValueError("its objective carries no gradient")
+    return found
 
 
 def _weighed(sequences: Sequences, config: OffPolicyConfig, max_tokens: int) -> tuple[Sequences, list[int]]:

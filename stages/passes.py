@@ -12,9 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from nanoskyrl.stages.batching import Sequences, read_sequences
-from nanoskyrl.stages.critic import critic_digest
 from nanoskyrl.stages.learner import Learner, one_temperature
-from nanoskyrl.stages.policy import is_adapter, policy_digest, read_info
+from nanoskyrl.stages.policy import critic_digest, is_adapter, policy_digest, read_info
 from nanoskyrl.stages.train_config import CriticConfig, OptimizerConfig
 
 

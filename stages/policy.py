@@ -137,6 +137,28 @@ def frame_digest(path: Path) -> str:
     return digest_json({file.name: cached_digest(file) for file in policy_files(path) if not is_weights(file)})
 
 
+def critic_digest(policy: Path) -> str | None:
+    """Return the digest of the critic saved beside a policy; None if there is none."""
+    folder = policy / CRITIC
+    if not folder.is_dir():
+        return None
+    return digest_json({file.name: cached_digest(file) for file in sorted(folder.iterdir())})
+
+
+def check_critic(policy: Path) -> None:
+    """Refuse a critic that is not the one that was saved with its policy.
+
+    Raises:
+        InputError: it is gone, or was changed.
+    """
+    saved, found = read_info(policy).critic, critic_digest(policy)
+    if saved != found:
+        raise InputError(
+            f"the critic of `{policy}` is {'gone' if found is None else 'not the one that was trained with it'}",
+            hint="Publish the policy again from the step that trained it",
+        )
+
+
 def cached_digest(file: Path) -> str:
     """Return a file's digest; it is hashed once while its size and time of change stay as they are."""
     found = file.stat()

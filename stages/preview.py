@@ -10,6 +10,7 @@ from rich.table import Table
 
 from nanoskyrl.stages.trajectory import row_arrays
 
+PIPED = 160
 SHOWN = (
     "trajectory_id", "step_index", "group_id", "sample", "reward", "shaped_reward", "advantages", "returns", "values",
     "kept", "drop_reason",
@@ -35,9 +36,15 @@ def advantage_of(table: pa.Table, row: int) -> str:
     return span(values[mask != 0]) if values is not None and mask is not None else "0.000"
 
 
+def _console(file: IO[str] | None) -> Console:
+    """Return a console; into a file or a pipe lines are as long as they need to be."""
+    found = Console(file=file)
+    return found if found.is_terminal else Console(file=file, width=PIPED)
+
+
 def show_advantages(table: pa.Table, limit: int = 64, file: IO[str] | None = None) -> None:
     """Print the rewards and advantages of the first rows, group by group."""
-    console = Console(file=file)
+    console = _console(file)
     grid = Table(box=None, pad_edge=False)
     names = ("group", "sample", "reward", "shaped", "advantage", "return", "value")
     for name in names:
@@ -64,7 +71,7 @@ def show_advantages(table: pa.Table, limit: int = 64, file: IO[str] | None = Non
 
 def show_comparison(found: pa.Table, limit: int, file: IO[str] | None = None) -> None:
     """Print what `compare` found: a row an algorithm, then how hard the first trajectories are pushed."""
-    console = Console(file=file)
+    console = _console(file)
     rows = found.to_pylist()
     algos = [row["algo"] for row in rows]
     grid = Table(box=None, pad_edge=False, title="cosines between gradients to the right", title_justify="left")

@@ -6,7 +6,7 @@ Everything here is checked before a model is loaded.
 # pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
 # pyright: reportAttributeAccessIssue=false
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,12 @@ from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.off_policy import OffPolicyConfig
 from nanoskyrl.stages.batching import read_sequences
 from nanoskyrl.stages.config import plugin_config, stage_config, to_plain
-from nanoskyrl.stages.critic import critic_digest
 from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.learner import Learner, one_temperature
 from nanoskyrl.stages.manifest import Manifest
 from nanoskyrl.stages.objective import Objective
-from nanoskyrl.stages.policy import policy_digest
-from nanoskyrl.stages.registry import lookup
+from nanoskyrl.stages.policy import critic_digest, policy_digest
+from nanoskyrl.stages.registry import lookup, plugin_digests
 from nanoskyrl.stages.shards import read_parts
 from nanoskyrl.stages.train_config import CriticConfig, OptimizerConfig, TrainConfig, check_horizon
 from nanoskyrl.stages.trajectory import check
@@ -41,7 +40,11 @@ class Recipe:
 
     def described(self) -> dict[str, Any]:
         """Return the settings beside [train] and the algorithm's that can change the weights."""
-        return {"off_policy": to_plain(self.off_policy), **({"critic": to_plain(self.critic)} if self.critic else {})}
+        return {
+            "off_policy": to_plain(self.off_policy),
+            **({"critic": to_plain(self.critic)} if self.critic else {}),
+            **plugin_digests(self.config.algo),
+        }
 
     def learner(self) -> Learner:
         """Return a learner that holds nothing yet."""
@@ -145,13 +148,19 @@ class Recipe:
         if self.config.use_kl_loss and kept.column("ref_logprobs").null_count:
             raise InputError(
                 "`train.use_kl_loss` needs log-probs under the reference, and rows have none",
-                hint="Run `skyrl advantage --ref-logprobs`",
+                hint="Run `skyrl advantage --ref-logprobs --force`",
             )
 
 
 def recipe_of(config: TrainConfig, settings: dict[str, dict[str, Any]]) -> Recipe:
     """Return an algorithm with all of its settings."""
-    algorithm: Algorithm = lookup("algo", config.algo)
+    algorithm = lookup("algo", config.algo)
+    if not isinstance(algorithm, Algorithm):
+        raise SettingsError(
+            f"`{config.algo}` is a {type(algorithm).__name__}, not an Algorithm", hint="docs/extending.md shows one"
+        )
+    if algorithm.Config is not None and not is_dataclass(algorithm.Config):
+        raise SettingsError(f"the Config of `{config.algo}` is no dataclass", hint="docs/extending.md shows one")
     return Recipe(
         algorithm=algorithm,
         algo_config=plugin_config(settings, "algo", config.algo),

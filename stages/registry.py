@@ -8,8 +8,10 @@ import contextlib
 import importlib
 import importlib.metadata
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from nanoskyrl.stages.digests import digest_file
 from nanoskyrl.stages.errors import NanoskyrlError, SettingsError, did_you_mean
 
 ENVS = {
@@ -79,6 +81,17 @@ def lookup(kind: str, name: str) -> Any:
             or f"Choose one of {', '.join(names(kind))}, or name `module:attribute`",
         )
     return load_attribute(target, what=kind)
+
+
+def plugin_digests(*names: str) -> dict[str, dict[str, str]]:
+    """Return the digests of the files that plug-ins of the user's come from, for a manifest; {} if there are none."""
+    found = {}
+    for name in names:
+        if ":" in name:
+            module = importlib.import_module(name.partition(":")[0])
+            if file := getattr(module, "__file__", None):
+                found[name] = digest_file(Path(file))
+    return {"plugins": found} if found else {}
 
 
 @contextlib.contextmanager

@@ -381,7 +381,29 @@ class Session:
         elif step is None:
             read_manifest(source, stage=INPUT_OF[stage])
             step = self._step_of(source)
+        if step is not None:
+            self._check_parent(step, INPUT_OF[stage])
         return source, step
+
+    def _check_parent(self, step: int, stage: str) -> None:
+        """Refuse an input of this run that was made from what has been replaced since.
+
+        Raises:
+            InputError: its own input is another now.
+        """
+        parent = INPUT_OF.get(stage)
+        if parent is None:
+            return
+        made, now = self.run.stage(step, stage), self.run.stage(step, parent)
+        if (
+            is_finished(made)
+            and is_finished(now)
+            and read_manifest(made).inputs.get(parent) != read_manifest(now).digest
+        ):
+            raise InputError(
+                f"`{made}` was made from another `{parent}` than `{now}` holds now",
+                hint=f"Run `skyrl {stage} --force` first",
+            )
 
     def _step_of(self, path: Path) -> int | None:
         """Return the step of a stage's directory inside this run, or None elsewhere."""

@@ -6,19 +6,19 @@ state to go on from, and what the update did to each trajectory. It is all or no
 killed train starts again from the previous state and ends with the same bytes.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from nanoskyrl.stages.config import to_plain
-from nanoskyrl.stages.critic import critic_digest
 from nanoskyrl.stages.digests import derive_seed
-from nanoskyrl.stages.errors import InputError
+from nanoskyrl.stages.errors import EngineError, InputError
 from nanoskyrl.stages.learner import Learner
 from nanoskyrl.stages.manifest import Head, Manifest, is_finished, open_output, read_manifest
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value
-from nanoskyrl.stages.policy import policy_digest
+from nanoskyrl.stages.policy import critic_digest, policy_digest
 from nanoskyrl.stages.recipe import check_start, read_kept, recipe_of
 from nanoskyrl.stages.train_config import TrainConfig
 from nanoskyrl.stages.update import Update, mini_batches
@@ -96,10 +96,16 @@ def train(
             for epoch in range(config.update_epochs_per_batch if table.num_rows else 0):
                 order = mini_batches(groups, config.policy_mini_batch_size, derive_seed(seed, drawn_for, epoch))
                 steps += [update.step(learner, rows) for rows in order]
+        taken = sum(not step.skipped for step in steps)
+        if steps and not taken:
+            raise EngineError(
+                f"the gradient was not finite in any of {len(steps)} optimizer steps",
+                hint="Lower `train.lr`, or look at the algorithm's settings; the policy is as it was",
+            )
         with watch("save"):
             digest = learner.save(output / "policy", output / "state", tokens)
             out.write_part(0, update.diagnostics(table))
-            facts = {"policy": digest, "optimizer_steps": len(steps), "lr": learner.lr, "lora_rank": learner.lora_rank}
+            facts = {"policy": digest, "optimizer_steps": taken, "lr": learner.lr, "lora_rank": learner.lora_rank}
             if recipe.critic is not None:
                 facts["critic"] = critic_digest(output / "policy")
             manifest = out.finish(rows_in=source.rows_out, facts=facts)
@@ -134,6 +140,8 @@ def preview(
     rows = mini_batches(groups, config.policy_mini_batch_size, derive_seed(seed, drawn_for, 0))[0]
     update = Update(objective)
     norm = float(update.gradient(learner, rows).norm())
+    if not math.isfinite(norm):
+        raise EngineError("the gradient is not finite", hint="Look at the algorithm's settings, and at the shard")
     return {
         "rows": len(rows),
         "tokens": sum(objective.sequences.trained_tokens[row] for row in rows),

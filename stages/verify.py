@@ -8,7 +8,7 @@ from typing import Any
 from nanoskyrl.stages.digests import digest_file
 from nanoskyrl.stages.errors import InputError
 from nanoskyrl.stages.manifest import MANIFEST, Manifest, is_finished, read_manifest
-from nanoskyrl.stages.policy import policy_digest
+from nanoskyrl.stages.policy import critic_digest, policy_digest
 from nanoskyrl.stages.runs import INPUT_OF, STAGES, Run
 
 
@@ -122,5 +122,7 @@ def _check_policy(run: Run, version: int, verdict: Verdict) -> None:
         return
     verdict.checked += 1
     made = read_manifest(run.stage(version - 1, "train"))
+    if critic_digest(run.policy(version)) != made.facts.get("critic"):
+        verdict.broken.append(f"the critic of {run.policy(version)} is not what step {version - 1} trained")
     if policy_digest(run.policy(version)) != made.facts.get("policy"):
         verdict.broken.append(f"{run.policy(version)} is not what step {version - 1} trained")

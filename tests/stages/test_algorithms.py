@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -16,14 +17,13 @@ from nanoskyrl.stages.advantage import Models, add_advantages
 from nanoskyrl.stages.advantage_config import AdvantageConfig, Sampling, settled
 from nanoskyrl.stages.batching import read_sequences
 from nanoskyrl.stages.config import merge
-from nanoskyrl.stages.critic import critic_digest
-from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.errors import ConflictError, EngineError, InputError, SettingsError
 from nanoskyrl.stages.learner import Learner
 from nanoskyrl.stages.loop import loop
 from nanoskyrl.stages.manifest import read_manifest
 from nanoskyrl.stages.metrics import read_metrics
 from nanoskyrl.stages.objective import Objective
-from nanoskyrl.stages.policy import resolve_policy, weights_digest
+from nanoskyrl.stages.policy import critic_digest, resolve_policy, weights_digest
 from nanoskyrl.stages.registry import ALGOS, lookup
 from nanoskyrl.stages.runs import STAGES, Run
 from nanoskyrl.stages.session import Session
@@ -433,7 +433,7 @@ def test_a_spoilt_critic_is_one_error(ppo, tmp_path):
     shutil.copytree(ppo.root, tmp_path / "run")
     (tmp_path / "run" / "policies" / "00000002" / "critic" / "value_head.safetensors").write_bytes(b"x" * 40)
     learner = Learner(critic=CriticConfig())
-    with pytest.raises(InputError, match=r"the critic in .* does not load"):
+    with pytest.raises(InputError, match=r"the critic of .* is not the one"):
         learner.load(tmp_path / "run" / "policies" / "00000002")
 
 
@@ -485,6 +485,118 @@ def test_a_kl_in_the_reward_is_never_taken_from_nothing(tmp_path):
     )
     with pytest.raises(InputError, match="needs log-probs, and rows have none"):
         loop(run, tables)
+
+
+# What is lost, changed, or of the user's own making
+
+
+@pytest.mark.parametrize("what", ["gone", "not the one"])
+def test_a_critic_that_is_gone_or_changed_is_found(ppo, tmp_path, what):
+    shutil.copytree(ppo.root, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    critic = run.policy(2) / "critic"
+    if what == "gone":
+        shutil.rmtree(critic)
+    else:
+        head = critic / "value_head.safetensors"
+        data = head.read_bytes()
+        head.unlink()  # a hard link: the step's own stays as it is
+        head.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert any("the critic of" in line for line in verify(run.root).broken)
+    session = Session(run, settings("ppo"))
+    session.rollout()
+    session.score()
+    with pytest.raises(InputError, match=f"the critic of .* is {what}"):
+        session.advantage()
+
+
+def test_scores_of_a_rollout_that_was_replaced_are_refused(tmp_path):
+    run = Run(tmp_path / "run")
+    Session(run, settings("grpo")).rollout()
+    Session(run, settings("grpo")).score()
+    Session(run, merge(settings("grpo"), {"rollout": {"temperature": 0.9}})).rollout(0, force=True)
+    with pytest.raises(InputError, match="was made from another `rollout`"):
+        Session(run, settings("grpo")).advantage()
+
+
+MINE = """
+from dataclasses import dataclass
+import numpy as np, torch
+from nanoskyrl.algos.advantages import Estimates, Estimator
+from nanoskyrl.algos.base import Algorithm
+
+@dataclass(frozen=True)
+class Config:
+    pass
+
+def algorithm(surrogate):
+    made = {"estimator": "grpo", "loss_reduction": "token_mean", "source": "here"}
+    return Algorithm(name="mine", surrogate=surrogate, Config=Config, **made)
+
+def fails(inputs, config):
+    raise KeyError("kaboom")
+
+def value(inputs):
+    return inputs.log_ratio.exp() * inputs.advantages
+
+FAILS = algorithm(fails)
+NOTHING = algorithm(lambda inputs, config: None)
+BARE = algorithm(lambda inputs, config: value(inputs))
+SCALAR = algorithm(lambda inputs, config: (value(inputs).mean(), {}))
+DETACHED = algorithm(lambda inputs, config: (value(inputs).detach(), {}))
+NAN = algorithm(lambda inputs, config: (value(inputs) * float("nan"), {}))
+GOOD = algorithm(lambda inputs, config: (value(inputs), {}))
+NUMBER = 7
+E_NONE = Estimator(name="mine", estimate=lambda batch, config: None)
+E_FEW = Estimator(name="mine", estimate=lambda batch, config: Estimates([]))
+E_NAN = Estimator(name="mine", estimate=lambda batch, config: Estimates([mask * float("nan") for mask in batch.masks]))
+E_FAILS = Estimator(name="mine", estimate=lambda batch, config: 1 / 0)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "of_the_user.py").write_text(MINE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path / "of_the_user.py"
+    sys.modules.pop("of_the_user", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("FAILS", "algorithm `mine` failed: KeyError"), ("NOTHING", "no pair of an objective and named values"),
+        ("BARE", "no pair of an objective"), ("SCALAR", r"has the shape \[\]"), ("DETACHED", "carries no gradient"),
+        ("NUMBER", "is a int, not an Algorithm"),
+    ],
+)  # fmt: skip
+def test_an_algorithm_of_the_user_s_that_is_none_is_one_error(grpo, mine, name, says):
+    with pytest.raises(SettingsError, match=says):
+        Session(grpo, settings(f"of_the_user:{name}", run={"lag": 1})).preview_train()
+
+
+@pytest.mark.parametrize("name", ["E_NONE", "E_FEW", "E_NAN", "E_FAILS", "NUMBER"])
+def test_an_estimator_of_the_user_s_that_is_none_is_one_error(grpo, mine, name):
+    made = settings("grpo", run={"lag": 1}, advantage={"estimator": f"of_the_user:{name}"})
+    with pytest.raises(SettingsError, match=r"estimator `mine` failed|is a int, not an Estimator"):
+        Session(grpo, made).preview_advantage()
+
+
+def test_a_gradient_that_is_never_finite_is_no_training(grpo, mine, tmp_path):
+    session = Session(grpo, settings("of_the_user:NAN", run={"lag": 1}))
+    with pytest.raises(EngineError, match="the gradient is not finite"):
+        session.preview_train()
+    with pytest.raises(EngineError, match="was not finite in any of 1 optimizer steps"):
+        session.train(2, output=tmp_path / "train")
+
+
+def test_an_algorithm_of_the_user_s_that_was_changed_is_another(grpo, mine, tmp_path):
+    made = settings("of_the_user:GOOD", run={"lag": 1})
+    Session(grpo, made).train(2, output=tmp_path / "train")
+    assert Session(grpo, made).train(2, output=tmp_path / "train").up_to_date
+    mine.write_text(MINE + "\n")
+    with pytest.raises(ConflictError, match="plugins"):
+        Session(grpo, made).train(2, output=tmp_path / "train")
 
 
 # Dry runs and comparison
