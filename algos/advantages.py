@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nanoskyrl.algos.returns import discounted_returns, gae, whiten
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.errors import SettingsError, check_words
 
 ZERO_SPREAD = 1e-6
 """Rewards closer than this, relative to the largest, are equal: twelve times 0.7 has a variance only by rounding."""
@@ -38,11 +38,7 @@ class EstimatorConfig:
 
     def __post_init__(self) -> None:
         """Refuse amounts that cannot be meant."""
-        if self.singleton not in SINGLETON:
-            raise SettingsError(
-                f"`advantage.singleton` must be {', '.join(SINGLETON)}, not {self.singleton!r}",
-                hint="Choose one of them",
-            )
+        check_words("advantage", self, singleton=SINGLETON)
         for name in ("eps", "gamma", "lambd"):
             if not 0 <= getattr(self, name) <= 1:
                 raise SettingsError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nanoskyrl.algos.ratios import LOG_RATIO_LIMIT, masked, row_mean, row_product, token_log_ratio
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.errors import SettingsError, check_words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,12 +45,7 @@ class OffPolicyConfig:
 
     def __post_init__(self) -> None:
         """Refuse words that mean nothing and bands that hold nothing."""
-        for name, allowed in (("weight", WEIGHTS), ("reject", REJECTS), ("denominator", DENOMINATORS)):
-            if getattr(self, name) not in allowed:
-                raise SettingsError(
-                    f"`off_policy.{name}` must be {', '.join(allowed)}, not {getattr(self, name)!r}",
-                    hint="Choose one of them",
-                )
+        check_words("off_policy", self, weight=WEIGHTS, reject=REJECTS, denominator=DENOMINATORS)
         for name in ("band", "reject_band"):
             found = getattr(self, name)
             if found is not None and not 0 <= found[0] < found[1]:

@@ -21,7 +21,7 @@ from nanoskyrl.stages.episodes import Episode, Episodes, batch_of, estimates_by_
 from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.manifest import Head, Manifest, Output, open_output, read_manifest
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
-from nanoskyrl.stages.policy import policy_digest
+from nanoskyrl.stages.policy import check_critic, critic_digest, policy_digest
 from nanoskyrl.stages.registry import lookup, plugin_digests, plugin_errors
 from nanoskyrl.stages.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.trajectory import check, list_column, row_arrays, schema_of
@@ -62,7 +62,7 @@ def advantage(
     """
     watch = Stopwatch()
     config = replace(config, estimator=config.estimator or "grpo")
-    estimator: Estimator = _estimator(str(config.estimator))
+    estimator = _estimator(str(config.estimator))
     source = read_manifest(scored, stage="score")
     asks = _asks(config, estimator)
     _check_named(asks, policy, reference)
@@ -118,7 +118,7 @@ def add_advantages(table: pa.Table, config: AdvantageConfig, models: Models = NO
         SettingsError: an unknown estimator, a group of one under `singleton = error`, or a policy that is not named.
     """
     check(table, "score")
-    estimator: Estimator = _estimator(config.estimator or "grpo")
+    estimator = _estimator(config.estimator or "grpo")
     _check_named(_asks(config, estimator), models.policy, models.reference)
     found = add_columns(table, advantage_columns([table], config, estimator, models))
     check(found, "advantage")
@@ -156,7 +156,7 @@ def advantage_columns(
         with watch("passes"):
             needed = _rows_needed(episodes, reasons, config)
             passed = _passes(tables, out, needed, models.passes or _fresh_passes(), wanted, config)
-    with watch("estimate"), plugin_errors(f"estimator `{estimator.name}`"):
+    with watch("estimate"):
         return estimate(episodes, reasons, passed, config, estimator)
 
 
@@ -207,8 +207,6 @@ def _head(
     if "ref_logprobs" in asks and reference is not None:
         inputs["reference"] = policy_digest(reference)
     if "values" in asks and policy is not None:
-        from nanoskyrl.stages.policy import check_critic, critic_digest
-
         check_critic(policy)
         facts["critic"] = critic_digest(policy)
         inputs["critic"] = facts["critic"] or "untrained"
@@ -324,7 +322,9 @@ def estimate(
         episodes, rewards if estimator.by_token else totals, kept,
         penalties=penalties if estimator.by_token else None, values=passed.get("values"),
     )  # fmt: skip
-    advantages, returns = estimates_by_row(episodes, checked_estimates(estimator.estimate(batch, config), batch))
+    with plugin_errors(f"estimator `{estimator.name}`"):
+        estimates = checked_estimates(estimator.estimate(batch, config), batch)
+    advantages, returns = estimates_by_row(episodes, estimates)
     rows = len(episodes.masks)
     columns: dict[str, list[Any]] = {
         "shaped_reward": [None] * rows, "kept": [False] * rows, "drop_reason": [None] * rows,

@@ -7,7 +7,7 @@ from typing import Any
 from nanoskyrl.algos.advantages import EstimatorConfig
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.kl import KL_ESTIMATORS
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.errors import SettingsError, check_words
 from nanoskyrl.stages.train_config import TrainConfig
 
 OLD_LOGPROBS = ("rollout", "recompute")
@@ -50,12 +50,7 @@ class AdvantageConfig(EstimatorConfig):
     def __post_init__(self) -> None:
         """Refuse words that mean nothing and numbers that cannot be meant."""
         EstimatorConfig.__post_init__(self)
-        for name, allowed in (("old_logprobs", OLD_LOGPROBS), ("kl_estimator_type", KL_ESTIMATORS)):
-            if getattr(self, name) not in allowed:
-                raise SettingsError(
-                    f"`advantage.{name}` must be {', '.join(allowed)}, not {getattr(self, name)!r}",
-                    hint="Choose one of them",
-                )
+        check_words("advantage", self, old_logprobs=OLD_LOGPROBS, kl_estimator_type=KL_ESTIMATORS)
         least = {
             "max_groups": 1,
             "overlong_max_length": 1,

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.kv_cache import without_wrapper
 from nanoskyrl.stages.policy import CRITIC, check_critic
 from nanoskyrl.stages.storage import make_directory
 from nanoskyrl.stages.train_config import CriticConfig
@@ -63,7 +64,7 @@ def new_critic(model: Any, config: CriticConfig, *, lora: bool) -> Critic:
     Raises:
         SettingsError: a backbone of its own is asked for, and the policy has adapters already.
     """
-    base = getattr(model, "get_base_model", lambda: model)()
+    base = without_wrapper(model)
     kind = config.backbone or ("shared" if lora else "own")
     if kind == "own" and base is not model:
         raise SettingsError(
@@ -89,7 +90,7 @@ def load_critic(policy: Path, model: Any, config: CriticConfig, *, dtype: torch.
     folder = policy / CRITIC
     if not folder.is_dir():
         return None
-    base = getattr(model, "get_base_model", lambda: model)()
+    base = without_wrapper(model)
     try:
         kind = json.loads((folder / DESCRIPTION).read_bytes())["backbone"]
         backbone = AutoModel.from_pretrained(folder, dtype=dtype) if kind == "own" else None

@@ -58,6 +58,25 @@ class ProofError(NanoskyrlError):
     exit_code = EXIT_FAILED
 
 
+def check_words(table: str, settings: object, **allowed: Iterable[object]) -> None:
+    """Refuse settings that are none of the words allowed.
+
+    Args:
+        table: The table that they stand in, for the message.
+        settings: A settings dataclass.
+        allowed: The words, by the setting's name.
+
+    Raises:
+        SettingsError: names the first that is another word.
+    """
+    for name, words in allowed.items():
+        value, words = getattr(settings, name), list(words)
+        if value not in words:
+            raise SettingsError(
+                f"`{table}.{name}` must be {', '.join(map(str, words))}, not {value!r}", hint="Choose one of them"
+            )
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """Return "Did you mean `x`?" for the closest known word, or None."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

@@ -9,6 +9,11 @@ import torch
 
 
 @cache
+def without_wrapper(model: Any) -> Any:
+    """Return the model inside a PeftModel, its adapters still in place; any other model as it is."""
+    return getattr(model, "get_base_model", lambda: model)()
+
+
 def _argument(model_class: type) -> str:
     # Renamed within transformers 5; the old name warns on every call and then goes.
     return "cache" if "cache" in inspect.signature(model_class.forward).parameters else "past_key_values"
@@ -24,7 +29,7 @@ def empty_cache(model: Any) -> Any:
 def forward(model: Any, kv: Any, **inputs: Any) -> Any:
     """Run the model, reading from and adding to `kv`, and return its output."""
     # A cache argument that is not None is used and extended in place, so the output's own field does not matter.
-    base = getattr(model, "get_base_model", lambda: model)()
+    base = without_wrapper(model)
     return model(**inputs, **{_argument(type(base)): kv}, use_cache=True)
 
 

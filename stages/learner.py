@@ -276,13 +276,25 @@ class Learner:
 
     def gradient(self, batches: Iterable[MicroBatch], loss_of: Callable[[MicroBatch], Tensor]) -> Tensor:
         """Return the gradient of the summed loss by the trained weights, as one vector on the CPU; nothing is kept."""
+        self._accumulate(batches, loss_of)
         parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self._optimizer.zero_grad(set_to_none=True)
+        flat = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten().float().cpu() for p in parameters]
+        self._forget_gradients()
+        return torch.cat(flat)
+
+    @property
+    def _optimizers(self) -> list[Any]:
+        return [each for each in (self._optimizer, self._critic_optimizer) if each is not None]
+
+    def _forget_gradients(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def _accumulate(self, batches: Iterable[MicroBatch], loss_of: Callable[[MicroBatch], Tensor]) -> None:
+        """Put the summed gradient of the micro-batches in place of what was there."""
+        self._forget_gradients()
         for batch in batches:
             self._accelerator.backward(loss_of(batch))
-        flat = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten().float().cpu() for p in parameters]
-        self._optimizer.zero_grad(set_to_none=True)
-        return torch.cat(flat)
 
     def step(self, batches: Iterable[MicroBatch], loss_of: Callable[[MicroBatch], Tensor]) -> StepResult:
         """Add up the gradients of the micro-batches and take one optimizer step.
@@ -291,12 +303,7 @@ class Learner:
             batches: Of one mini-batch.
             loss_of: Returns a micro-batch's share of the mini-batch's loss.
         """
-        optimizers = [each for each in (self._optimizer, self._critic_optimizer) if each is not None]
-        schedulers = [each for each in (self._scheduler, self._critic_scheduler) if each is not None]
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        for batch in batches:
-            self._accelerator.backward(loss_of(batch))
+        self._accumulate(batches, loss_of)
         norm = float(self._accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
         of_critic = None
         if self.critic is not None and self.critic_config is not None:
@@ -306,11 +313,12 @@ class Learner:
         lr = float(self._scheduler.get_last_lr()[0])
         finite = np.isfinite(norm) and np.isfinite(of_critic or 0.0)
         if finite:
-            for optimizer in optimizers:
+            for optimizer in self._optimizers:
                 optimizer.step()
             self.policy_digest = None  # no published policy any more, until it is saved
-        for scheduler in schedulers:
-            scheduler.step()
+        for scheduler in (self._scheduler, self._critic_scheduler):
+            if scheduler is not None:
+                scheduler.step()
         return StepResult(norm, lr, not finite, of_critic)
 
     def save(self, policy: Path, state: Path, canary: Sequence[int]) -> str:

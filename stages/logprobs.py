@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from nanoskyrl.stages.kv_cache import without_wrapper
+
 CHUNK_ELEMENTS = 1 << 25
 """Tokens times vocabulary in one chunk of float32 logits: 128 MiB."""
 
@@ -42,7 +44,7 @@ def sequence_logprobs(
     Returns:
         Statistics of tokens 1..T-1.
     """
-    base = getattr(model, "get_base_model", lambda: model)()
+    base = without_wrapper(model)
     # Through the wrapped model's own modules, so that adapters inside them take part.
     body, head = base.get_decoder(), base.get_output_embeddings()
     cap = getattr(base.config, "final_logit_softcapping", None)  # Gemma bounds its logits after the head

@@ -4,6 +4,7 @@
 totals of the whole mini-batch, so a micro-batch's share can be added to the others'.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,7 +131,7 @@ class Objective:
         )
         return totals, per_prompt
 
-    def batches(self, mini: MiniBatch, device: str) -> Any:
+    def batches(self, mini: MiniBatch, device: str) -> Iterator[MicroBatch]:
         """Yield the micro-batches of one optimizer step; rows without trained tokens are in its totals alone."""
         trained = self.sequences.trained_tokens
         rows = [row for row in mini.rows if trained[row]]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,7 +25,7 @@ from nanoskyrl.stages.concurrent_turns import play_concurrently, threads_for
 from nanoskyrl.stages.config import plugin_config, stage_config, to_plain
 from nanoskyrl.stages.digests import canonical_json, derive_seed, digest_file, digest_text
 from nanoskyrl.stages.engines import AsyncTokenEngine, Engine, Sampling, TokenEngine, make_engine
-from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.errors import InputError, SettingsError, check_words
 from nanoskyrl.stages.manifest import Head, Manifest, open_output
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
 from nanoskyrl.stages.policy import policy_digest
@@ -33,8 +33,11 @@ from nanoskyrl.stages.registry import lookup, plugin_errors
 from nanoskyrl.stages.runs import version_of
 from nanoskyrl.stages.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.storage import as_path
-from nanoskyrl.stages.trajectory import LOGPROBS_MODES, Trajectory, from_table, to_table
+from nanoskyrl.stages.trajectory import LOGPROBS_MODES, SPLITS, Trajectory, from_table, to_table
 from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
+
+if TYPE_CHECKING:
+    from nanoskyrl.stages.score import Scorer
 
 NOT_IN_MANIFEST = ("device", "data", "actions")
 """Settings that say where to run or where a file lies; files appear by digest, as inputs."""
@@ -132,16 +135,7 @@ class RolloutConfig:
                 "`rollout.dynamic_sampling` looks for spread, and `rollout.n_samples_per_prompt` is 1",
                 hint="Give it at least 2, or set `rollout.dynamic_sampling = false`",
             )
-        for name, allowed in (
-            ("split", ("train", "test")),
-            ("logprobs_mode", LOGPROBS_MODES),
-            ("trajectory_mode", TRAJECTORY_MODES),
-        ):
-            if getattr(self, name) not in allowed:
-                raise SettingsError(
-                    f"`rollout.{name}` must be {', '.join(allowed)}, not {getattr(self, name)!r}",
-                    hint="Choose one of them",
-                )
+        check_words("rollout", self, split=SPLITS, logprobs_mode=LOGPROBS_MODES, trajectory_mode=TRAJECTORY_MODES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +271,7 @@ def rollout(
         if out.manifest is not None:
             return out.manifest
         tasks, rounds, index, spread = plan.tasks, 0, 0, 0
+        scorer = _scorer(plan.environment, settings) if config.dynamic_sampling else None
         groups_per_part = -(-config.rows_per_part // config.n_samples_per_prompt)
         while True:
             chunks = [tasks[start : start + groups_per_part] for start in range(0, len(tasks), groups_per_part)]
@@ -290,13 +285,13 @@ def rollout(
                 for i, rows in run_parts(plan, missing, engine, policy, watch, rounds):
                     with watch("write"):
                         out.write_part(i, to_table(rows))
-            if config.dynamic_sampling:
+            if scorer is not None:
                 with watch("score"):
                     for i in range(index, index + len(chunks)):
-                        spread += _groups_with_spread(output / part_name(i), plan.environment, settings)
+                        spread += _groups_with_spread(output / part_name(i), scorer)
             index += len(chunks)
             rounds += 1
-            if not config.dynamic_sampling or spread >= len(plan.tasks) or rounds >= config.max_sample_batches:
+            if scorer is None or spread >= len(plan.tasks) or rounds >= config.max_sample_batches:
                 break
             tasks = tasks_of(plan.environment, config, rounds)
         facts = {"rounds": rounds, "groups_with_spread": spread} if config.dynamic_sampling else {}
@@ -309,13 +304,20 @@ def rollout(
     return manifest
 
 
-def _groups_with_spread(part: Path, environment: Environment, settings: dict[str, dict[str, Any]]) -> int:
+def _scorer(environment: Environment, settings: dict[str, dict[str, Any]]) -> "Scorer":
+    """Return what `score` will judge by."""
+    from nanoskyrl.stages.score import weighted
+
+    return weighted(stage_config(settings, "score").rewards, environment)
+
+
+def _groups_with_spread(part: Path, scorer: "Scorer") -> int:
     """Return how many groups of a part have spread; its rewards are not written: `score` gives them again."""
     from nanoskyrl.algos.shaping import groups_with_spread, metric_of
-    from nanoskyrl.stages.score import judge, weighted
+    from nanoskyrl.stages.score import judge
 
     rows = list(from_table(read_part(part)))
-    verdicts = judge(rows, weighted(stage_config(settings, "score").rewards, environment))
+    verdicts = judge(rows, scorer)
     last = [row for row in rows if row.is_last_step]
     found = (verdicts[row.trajectory_id][0] for row in last)
     metrics = [None if verdict.reward is None else metric_of(verdict.success, verdict.reward) for verdict in found]

@@ -127,7 +127,7 @@ class Session:
             step = (self._step_of(output) or 0) if output is not None else self.run.next_step()
         config = self.rollout_config(step=step)
         # Before anything is written: names, settings and tasks are right.
-        plugin_config(self.settings, "engine", config.engine)
+        self.engine_config(config.engine)
         environment_and_tasks(config, self.settings)
         if policy is None and config.engine != "scripted":
             policy = self._policy_for(step) if output is None else resolve_policy(self.config.policy)
@@ -418,7 +418,7 @@ class Session:
         if not self.keep_up and name != SERVED:
             return None
         if name not in self._engines:
-            engine = make_engine(name, plugin_config(self.settings, "engine", name))
+            engine = make_engine(name, self.engine_config(name))
             if hasattr(engine, "place"):  # it finds servers of the run, and writes logs there
                 engine.place = self.run.root  # type: ignore[union-attr]
             self._engines[name] = engine

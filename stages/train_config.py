@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from nanoskyrl.algos.aggregate import reduction
 from nanoskyrl.algos.kl import KL_ESTIMATORS
 from nanoskyrl.stages.engines import check_device
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.errors import SettingsError, check_words
 
 EMPTY_ROWS = ("count", "exclude")
 BACKBONES = ("own", "shared")
@@ -146,12 +146,7 @@ class TrainConfig(OptimizerConfig):
             raise SettingsError(
                 f"`train.adam_betas` must be 0 to below 1, not {list(self.adam_betas)}", hint="0.9 and 0.999 are usual"
             )
-        for name, allowed in (("kl_estimator_type", (None, *KL_ESTIMATORS)), ("empty_rows", EMPTY_ROWS)):
-            if getattr(self, name) not in allowed:
-                raise SettingsError(
-                    f"`train.{name}` must be {', '.join(map(str, allowed))}, not {getattr(self, name)!r}",
-                    hint="Choose one of them",
-                )
+        check_words("train", self, kl_estimator_type=(None, *KL_ESTIMATORS), empty_rows=EMPTY_ROWS)
         if self.use_kl_loss and self.kl_estimator_type == "k1" and not self.kl_straight_through:
             raise SettingsError(
                 "`train.kl_estimator_type` k1 has no gradient in expectation",

@@ -1,5 +1,6 @@
 """Passes of an optimizer over one table, and what is seen on the way."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,18 +76,22 @@ class Update:
 
     def step(self, learner: Learner, rows: list[int]) -> StepResult:
         """Take one optimizer step on these rows."""
-        mini = self.objective.mini_batch(rows)
-        self._losses = {}
-        batches = self.objective.batches(mini, learner.device)
-        result = learner.step(batches, lambda batch: self._seen(batch, self.objective.terms(learner, batch, mini)))
+        result = learner.step(*self._watched(learner, rows))
         self._steps_taken += 1
         return result
 
     def gradient(self, learner: Learner, rows: list[int]) -> Tensor:
         """Return the gradient that a step on these rows would follow."""
+        return learner.gradient(*self._watched(learner, rows))
+
+    def _watched(
+        self, learner: Learner, rows: list[int]
+    ) -> tuple[Iterator[MicroBatch], Callable[[MicroBatch], Tensor]]:
+        """Return the micro-batches of one mini-batch, and their losses, which are noted as they are taken."""
         mini = self.objective.mini_batch(rows)
+        self._losses = {}
         batches = self.objective.batches(mini, learner.device)
-        return learner.gradient(batches, lambda batch: self._seen(batch, self.objective.terms(learner, batch, mini)))
+        return batches, lambda batch: self._seen(batch, self.objective.terms(learner, batch, mini))
 
     @torch.no_grad()
     def _observe(self, batch: MicroBatch, terms: Terms) -> None:
