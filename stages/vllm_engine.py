@@ -28,6 +28,7 @@ from nanoskyrl.stages.engines import AsyncTokenEngine, Generation, Request, Samp
 from nanoskyrl.stages.errors import EngineError, ProofError, SettingsError
 from nanoskyrl.stages.policy import (
     find_base,
+    frame_digest,
     is_adapter,
     load_tokenizer,
     policy_digest,
@@ -38,7 +39,7 @@ from nanoskyrl.stages.rendering import Renderer
 from nanoskyrl.stages.vllm_client import Client, Lost, Refused, ServerProcess, sampling_body
 from nanoskyrl.stages.vllm_config import VllmConfig
 from nanoskyrl.stages.vllm_servers import SERVERS, Fleet, Servers, foreign, read_servers
-from nanoskyrl.stages.vllm_weights import expected_sums, merged
+from nanoskyrl.stages.vllm_weights import expected_adapter_sums, expected_sums, merged
 
 T = TypeVar("T")
 RESTARTS = 5
@@ -112,6 +113,8 @@ class VllmEngine(AsyncTokenEngine):
         self._counts: dict[str, float | int | str | None] = {}
         self._sums: tuple[str, dict[str, list[str]]] | None = None
         self._tested = False
+        self._frame: str | None = None
+        """Digest of what is not weights, whose tokenizer was read last."""
         self._dtype = "float32"
         self._loop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None
@@ -245,14 +248,7 @@ class VllmEngine(AsyncTokenEngine):
         if digest == self.policy_digest:
             self.proof = {"unchanged": True}
             return
-        tokenizer = load_tokenizer(policy)
-        self.renderer = Renderer(tokenizer)
-        base = find_base(policy) if is_adapter(policy) else policy
-        shape = json.loads((base / "config.json").read_bytes())
-        shape = shape.get("text_config", shape)
-        self._stop_list = sorted(
-            stop_ids(policy, tokenizer, self.renderer.turn_end_id, int(shape.get("vocab_size", 1 << 30)))
-        )
+        shape = self._read_frame(policy)
         began = time.perf_counter()
         first = not self._servers
         if first:
@@ -272,6 +268,20 @@ class VllmEngine(AsyncTokenEngine):
         self.proof = {"servers": len(proofs), **proofs[0]}
         self._counts |= {"load_seconds": time.perf_counter() - started}
         self.policy_digest = digest
+
+    def _read_frame(self, policy: Path) -> dict[str, Any]:
+        """Read the tokenizer, unless it is that of the policy before, and return the model's shape."""
+        base = find_base(policy) if is_adapter(policy) else policy
+        shape = json.loads((base / "config.json").read_bytes())
+        shape = shape.get("text_config", shape)
+        frame = frame_digest(policy)
+        if frame != self._frame:
+            tokenizer = load_tokenizer(policy)
+            self.renderer = Renderer(tokenizer)
+            vocabulary = int(shape.get("vocab_size", 1 << 30))
+            self._stop_list = sorted(stop_ids(policy, tokenizer, self.renderer.turn_end_id, vocabulary))
+            self._frame = frame
+        return shape
 
     def _want(self, policy: Path, digest: str) -> Wanted:
         assert self._setup is not None
@@ -449,8 +459,31 @@ class VllmEngine(AsyncTokenEngine):
                 await client.reset_prefix_cache()
             with self._timed("canary_after"):
                 after = await client.prompt_logprobs(wanted.adapter, wanted.canary)
-            self._changed(before, after, proof, rounded_away=False)
+            with self._timed("checksum"):
+                proof["adapter_checksum"] = await self._compare_adapter(server, wanted.policy, proof["dtype"])
+            summed = proof["adapter_checksum"] == "matches"
+            self._changed(before, after, proof, summed=summed)
         server.name = wanted.adapter
+
+    async def _compare_adapter(self, server: Server, adapter: Path, dtype: str) -> str:
+        """Say how the sums of the adapters that compute compare with those of the files.
+
+        Raises:
+            ProofError: none of them is this one.
+        """
+        expected = await asyncio.to_thread(expected_adapter_sums, adapter, dtype)
+        try:
+            found = await server.client.worker("skyrl_adapter_checksum")
+        except Refused:
+            return "not ours to take"
+        if expected is None or len(found) > 1 or found[0]["sums"] is None:
+            return "not comparable"
+        if expected not in found[0]["sums"]:
+            raise ProofError(
+                f"no adapter in server {server.client.url} has the weights of `{adapter}`: checksums differ",
+                hint="Restart the server",
+            )
+        return "matches"
 
     async def _bring_foreign(self, server: Server, proof: dict[str, Any]) -> None:
         """Use a server without our extension: adapters can be loaded, whole models must be served already."""
@@ -470,9 +503,18 @@ class VllmEngine(AsyncTokenEngine):
         return [await client.prompt_logprobs(name, ids) for _ in range(2)]
 
     def _changed(
-        self, before: list[list[float]], after: list[float], proof: dict[str, Any], *, rounded_away: bool
+        self,
+        before: list[list[float]],
+        after: list[float],
+        proof: dict[str, Any],
+        *,
+        rounded_away: bool = False,
+        summed: bool = False,
     ) -> None:
         """Note that the canary changed.
+
+        Kernels for adapters may add up in any order: then the server differs from itself by more than a small step
+        does, and only the sums of the weights tell.
 
         Raises:
             ProofError: the server answers as before, or within what it differs from itself.
@@ -482,6 +524,8 @@ class VllmEngine(AsyncTokenEngine):
         proof |= {"canary_change_max": change, "canary_noise_max": noise}
         if rounded_away:
             proof["rounded_away"] = True  # other numbers on disk, the same in the server's type
+        elif noise and summed:
+            return
         elif after in before or change <= noise:
             raise ProofError(
                 "the server's canary log-probs did not change, although the policy did",

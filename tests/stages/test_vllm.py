@@ -239,10 +239,10 @@ def test_both_paths_give_the_same_tokens_and_know_models_by_name(engine, prompt)
 
     engine.load(STARTER)
     client, server = engine._servers[0].client, engine._servers[0]
-    assert client.endpoint == "generate"  # chosen by itself in this version
+    assert client.endpoint == "tokens"  # chosen by itself
     requests = [Request(prompt_ids=prompt, seed=seed, max_tokens=24) for seed in range(8)]
     found = []
-    for endpoint in ("generate", "completions"):
+    for endpoint in ("tokens", "completions"):
         client.endpoint = endpoint
         generations = engine.generate(requests, Sampling(temperature=0.8, top_k=20))
         found.append([(one.token_ids, one.logprobs.tolist(), one.finish_reason) for one in generations])
@@ -250,7 +250,7 @@ def test_both_paths_give_the_same_tokens_and_know_models_by_name(engine, prompt)
         with pytest.raises(Refused) as refused:
             engine._do(client.complete(f"{server.name}-old", prompt, body, want_logprobs=True))
         assert refused.value.status == 404
-    client.endpoint = "generate"
+    client.endpoint = "tokens"
     assert found[0] == found[1]
 
 
@@ -320,7 +320,7 @@ def test_an_adapter_that_never_arrives_is_found_out(adapter, tmp_path, monkeypat
     try:
         engine.load(adapter)
         monkeypatch.setattr(Client, "load_adapter", lambda self, name, path: load(self, name, adapter))
-        with pytest.raises(ProofError, match="did not change"):
+        with pytest.raises(ProofError, match="checksums differ"):
             engine.load(with_canary(other, policy_digest(adapter)))
         monkeypatch.undo()
         engine._do(engine._servers[0].client.unload_adapter(f"adapter-{policy_digest(other)[:16]}"))
@@ -337,6 +337,7 @@ def delivered_by_name(engine, adapter):
     engine.load(STARTER)
     assert deliver(adapter, engine, 1e-4, parent=STARTER) < 1e-4
     assert engine.proof["delivered"] == "adapter"
+    assert engine.proof["adapter_checksum"] == "matches"
     assert agrees(engine, adapter, prompt) < 1e-4
     client = engine._servers[0].client
     names = [model["id"] for model in engine._do(client.models()) if model["id"].startswith("adapter-")]
