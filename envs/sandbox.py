@@ -28,9 +28,7 @@ BACKENDS = {
 }
 FULL_PYTHON = ("sandlock", "bwrap")
 """Backends that run CPython, the better one first."""
-INSTALL = (
-    "`pip install 'nanoskyrl[sandbox]'` (Linux 6.7 or newer), or install bubblewrap; `skyrl doctor` says what works"
-)
+INSTALL = "`pip install 'nanoskyrl[sandbox]'` (Linux 6.7 or newer) or install bubblewrap, and see `skyrl doctor`"
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,9 @@ class Ran:
     stdout: str
     stderr: str
     reason: str | None
-    """None where ok; else error (raised, or another status), timeout, memory (in `sandlock` also any SIGKILL from inside),
-    output, or killed by a signal."""
+    """None where ok; else error (raised, or another status), timeout, memory, output, or killed by a signal.
+
+    In `sandlock` a program that kills itself by SIGKILL counts as memory."""
 
 
 @cache
@@ -177,9 +176,7 @@ class PythonSession:
 
     def run(self, code: str) -> Ran:
         """Run a program and keep what it leaves."""
-        from nanoskyrl.envs.sandbox_monty import run_session
-
-        ran, self._state = run_session(code, self._state, self.limits)
+        ran, self._state = _load("monty").run_session(code, self._state, self.limits)
         return ran
 
 

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import chain
 from pathlib import Path
 
 from nanoskyrl.envs.processes import REPEATABLE, SYSTEM, SYSTEM_FILES, lay_out, limited, python_argv, ran_from, talk
@@ -73,8 +72,10 @@ def _bwrap(python: str) -> list[str]:
     argv = [
         "bwrap", "--unshare-user", "--disable-userns", "--unshare-all", "--die-with-parent", "--new-session",
         "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv", "--setenv", "PATH", "/usr/bin:/bin",
-        "--setenv", "HOME", BOX, "--setenv", "TMPDIR", BOX, *chain.from_iterable(("--setenv", *pair) for pair in REPEATABLE.items()), "--proc", "/proc", "--dev", "/dev",
+        "--setenv", "HOME", BOX, "--setenv", "TMPDIR", BOX, "--proc", "/proc", "--dev", "/dev",
     ]  # fmt: skip
+    for name, value in REPEATABLE.items():
+        argv += ["--setenv", name, value]
     for path in SYSTEM:
         if Path(path).is_symlink():
             argv += ["--symlink", os.readlink(path), path]
@@ -97,7 +98,9 @@ def _run(argv: list[str], stdin: str, limits: Limits) -> Ran:
         env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
         start_new_session=True,
     ) as process:
-        assert process.stdin and process.stdout and process.stderr
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
 
         def kill() -> None:
             with contextlib.suppress(ProcessLookupError):

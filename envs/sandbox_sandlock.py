@@ -90,7 +90,9 @@ def _run(argv: list[str], stdin: str, limits: Limits, folder: Path, **more: Any)
     deadline = time.monotonic() + limits.seconds
     pipe = StdioMode.PIPED
     with box.popen(argv, stdin=pipe, stdout=pipe, stderr=pipe) as process:
-        assert process.stdin and process.stdout and process.stderr
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         talked: Talk = talk(
             process.stdin.detach() if hasattr(process.stdin, "detach") else process.stdin.fileno(),
             process.stdout.fileno(),

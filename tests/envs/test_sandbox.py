@@ -120,8 +120,8 @@ def test_there_are_forty_attacks():
 @pytest.mark.parametrize("backend", FULL)
 def test_nothing_outlives_its_program(backend):
     mark = f"77{os.getpid()}"
-    code = f"import os, time\nif os.fork() == 0:\n    os.setsid()\n    os.execv('/bin/sleep', ['sleep', '{mark}'])\ntime.sleep(0.2)"
-    run_python(code, limits=LIMITS, backend=backend)
+    code = f"import os, time\nif os.fork() == 0:\n    os.setsid()\n    os.execv('/bin/sleep', ['sleep', '{mark}'])"
+    run_python(f"{code}\ntime.sleep(0.2)", limits=LIMITS, backend=backend)
     for _ in range(50):
         alive = [p for p in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in _bytes(p)]
         if not alive:
