@@ -104,7 +104,11 @@ def _task(row: dict[str, Any], place: str, split: str) -> Task:
     task_id = _id_of(row)
     if task_id is None:
         task_id = digest_json([text, truth])[:16]
-    return Task(task_id=str(task_id), split=split, prompt=text, ground_truth=truth, messages=messages)
+    # A prompt of plain text gets our instruction, to answer in tags; messages bring one of their own.
+    metadata = {"grader": "stated_answer" if messages else "final_answer"}
+    return Task(
+        task_id=str(task_id), split=split, prompt=text, ground_truth=truth, messages=messages, metadata=metadata
+    )
 
 
 def _truth(row: dict[str, Any]) -> str | None:

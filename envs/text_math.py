@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from nanoskyrl.envs.actions import final_answer
-from nanoskyrl.envs.answers import same_answer
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import read_tasks
+from nanoskyrl.envs.graders import answer_verdict
 from nanoskyrl.envs.problems import MAX_LEVEL, generate
 from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.trajectory import Trajectory
@@ -90,9 +89,8 @@ class TextMath:
 
     def score(self, trajectory: Trajectory) -> Score:
         """Reward the right answer, and an answer in tags; success is the right answer."""
-        answer = final_answer(trajectory.turns[-1].action) if trajectory.turns else None
-        right = same_answer(answer, str(trajectory.metadata["ground_truth"]))
-        tidy = answer is not None and trajectory.status == "completed"
+        answered, right = answer_verdict(trajectory)
+        tidy = answered and trajectory.status == "completed"
         weight = self.config.format_weight
         return Score(
             reward=(1 - weight) * right + weight * tidy,

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
-from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END, final_answer, tool_calls
-from nanoskyrl.envs.answers import same_answer
+from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END, tool_calls
 from nanoskyrl.envs.base import Message, Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import read_tasks
+from nanoskyrl.envs.graders import answer_verdict
 from nanoskyrl.envs.problems import MAX_LEVEL, is_test
 from nanoskyrl.envs.text_math import INSTRUCTION, check_counts
 from nanoskyrl.envs.tools import carry_out, offer, passages
@@ -122,8 +122,7 @@ class ToolUse:
 
     def score(self, trajectory: Trajectory) -> Score:
         """Reward the right answer, and valid calls; an answer inside a tool's words does not count."""
-        answer = final_answer(trajectory.turns[-1].action) if trajectory.turns else None
-        right = same_answer(answer, str(trajectory.metadata["ground_truth"]))
+        _, right = answer_verdict(trajectory)
         calls = [call for turn in trajectory.turns for call in turn.tool_calls]
         valid = bool(calls) and all(call.ok for call in calls)
         weight = self.config.call_weight

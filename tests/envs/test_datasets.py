@@ -1,15 +1,13 @@
 import json
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from running import data_file
 
 from nanoskyrl.envs.answers import same_answer
 from nanoskyrl.envs.datasets import read_tasks
 from nanoskyrl.stages.errors import InputError
-
-GSM8K = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "gsm8k" / "test_shared.jsonl"
 
 QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "One plus one?"}]
 
@@ -103,10 +101,9 @@ def test_verl_s_layout_is_read(tasks_of):
 
 
 def test_gsm8k_s_rows_are_read_with_the_right_answers(tmp_path):
-    if not GSM8K.is_file():
-        pytest.skip(f"no sample of GSM8K at {GSM8K}")
-    rows = [json.loads(line) for line in GSM8K.read_text(encoding="utf-8").split("\n") if line]
-    tasks = read_tasks(str(GSM8K), "test")
+    path = data_file("gsm8k/test_shared.jsonl")
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    tasks = read_tasks(str(path), "test")
     assert [task.task_id for task in tasks] == [row["id"] for row in rows]
     assert [task.prompt for task in tasks] == [row["question"] for row in rows]
     assert [task.ground_truth for task in tasks] == [row["final"] for row in rows]
