@@ -152,10 +152,11 @@ class AlfworldLiteEpisode:
         verb = parse(command)[0]
         error = None if feedback != NOTHING else "not_admissible" if verb else "malformed"
         won = self.world.won()
-        done = won or self.steps >= self.config.max_steps
+        truncated = not won and self.steps >= self.config.max_steps
+        done = won or truncated
         text = feedback if done else self._with_commands(feedback)
         return Step(
-            messages=({"role": "user", "content": text},), reward=float(won), done=done,
+            messages=({"role": "user", "content": text},), reward=float(won), done=done, truncated=truncated,
             tool_calls=(record(verb, command, feedback, error),), metadata={"won": won, "steps": self.steps},
         )  # fmt: skip
 

@@ -1,24 +1,32 @@
-"""The one command a policy gives a text world, as `go to desk 1` or `click[buy now]`.
+"""The one action a policy gives a world that reads text, as `go to desk 1` or `click[buy now]`.
 
-It stands in `<action>` tags, or in `<answer>` tags as RAGEN has it; reasoning and code
-fences do not act. Without tags the last line counts, so that a plain reply works too.
+It stands in `<action>` tags, or in `<answer>` tags as RAGEN has it; the last one counts,
+and reasoning does not act. Without tags the whole reply, or its last line, is the action.
 """
 
-from nanoskyrl.envs.actions import ANSWER, ANSWER_END, final_answer
+import re
+
 from nanoskyrl.stages.trajectory import ToolCall
 
 ACTION, ACTION_END = "<action>", "</action>"
+_TAGGED = re.compile(r"<(action|answer)>((?:(?!</?(?:action|answer)>).)*)</\1>", re.DOTALL)
 MAX_LENGTH = 500
-"""Longer commands are malformed: no world has them, and they would be shown back."""
+"""Characters of a command that are kept in its record."""
+
+
+def action_of(text: str) -> str:
+    """Return the action in a policy's text, in as many lines as it has, or "" if there is none."""
+    spoken = text.rpartition("</think>")[2].partition("<think>")[0]
+    tagged = [found[2] for found in _TAGGED.finditer(spoken)]
+    return (tagged[-1] if tagged else spoken).strip()
 
 
 def command_of(text: str) -> str:
-    """Return the command in a policy's text with single spaces, or "" if there is none."""
-    tagged = final_answer(text.replace(ACTION, ANSWER).replace(ACTION_END, ANSWER_END))
-    if tagged is None:
-        spoken = text.rpartition("</think>")[2]
-        tagged = next((line for line in reversed(spoken.splitlines()) if line.strip()), "")
-    return " ".join(tagged.split())
+    """Return the action as one line with single spaces; of a reply in several lines without tags, the last."""
+    spoken = action_of(text)
+    if not _TAGGED.search(text):
+        spoken = spoken.rpartition("\n")[2]
+    return " ".join(spoken.split())
 
 
 def record(kind: str, command: str, result: str, error: str | None) -> ToolCall:

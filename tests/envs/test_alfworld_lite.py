@@ -256,7 +256,7 @@ def test_the_step_limit_ends_the_game_and_is_not_a_win(make_trajectory):
     episode = environment.start()
     episode.reset(environment.tasks("train")[0], 0)
     steps = [episode.step("look") for _ in range(3)]
-    assert [step.done for step in steps] == [False, False, True]
+    assert [step.done for step in steps] == [step.truncated for step in steps] == [False, False, True]
     assert steps[-1].metadata == {"won": False, "steps": 3}
     score = environment.score(make_trajectory(metadata=steps[-1].metadata))
     assert (score.reward, score.success) == (0.0, False)
