@@ -5,13 +5,10 @@ pydantic. A call that cannot be carried out is answered with what is wrong, as t
 """
 
 import ast
-import importlib
 import inspect
 import json
 import math
 import operator
-import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -19,6 +16,7 @@ from importlib import resources
 from typing import Any, cast
 
 from nanoskyrl.envs.actions import ParsedCall
+from nanoskyrl.envs.bm25 import Index, has_words
 from nanoskyrl.stages.errors import SettingsError, did_you_mean
 from nanoskyrl.stages.trajectory import ToolCall
 
@@ -136,15 +134,10 @@ def calculator(expression: str) -> str:
 
 def search(query: str) -> str:
     """Search a small encyclopedia and return the passages that fit best."""
-    bm25s = _bm25s()
-    words = bm25s.tokenize([query], stopwords="en", show_progress=False, return_ids=False)
-    if not words[0]:
+    if not has_words(query):
         raise ToolError("the query has no words to look for")
-    passages, retriever = _index()
-    found, scores = retriever.retrieve(
-        words, k=min(SEARCH_RESULTS, len(passages)), show_progress=False, backend_selection="numpy"
-    )
-    hits = [passages[i] for i, score in zip(found[0], scores[0], strict=True) if score > 0]
+    corpus = passages()
+    hits = [corpus[i] for i in _index().find(query, SEARCH_RESULTS)]
     return "\n".join(f"{hit['title']}: {hit['text']}" for hit in hits) or "nothing found"
 
 
@@ -156,31 +149,10 @@ def passages() -> list[dict[str, str]]:
 
 
 @cache
-def _bm25s() -> Any:
-    """Return bm25s, imported without JAX: it would try JAX out at once, and that takes most of a GPU's memory."""
-    with _IMPORTING:  # several environments may search for the first time at once
-        if "bm25s" not in sys.modules:
-            hidden = sys.modules.get("jax")
-            sys.modules["jax"] = None  # type: ignore[assignment]
-            try:
-                importlib.import_module("bm25s")
-            finally:
-                sys.modules.pop("jax", None)
-                if hidden is not None:
-                    sys.modules["jax"] = hidden
-        return sys.modules["bm25s"]
+def _index() -> Index:
+    return Index([f"{p['title']} {p['text']}" for p in passages()])
 
 
-@cache
-def _index() -> tuple[list[dict[str, str]], Any]:
-    bm25s, corpus = _bm25s(), passages()
-    retriever = bm25s.BM25()
-    words = bm25s.tokenize([f"{p['title']} {p['text']}" for p in corpus], stopwords="en", show_progress=False)
-    retriever.index(words, show_progress=False)
-    return corpus, retriever
-
-
-_IMPORTING = threading.Lock()
 TOOLS: dict[str, Callable[..., str]] = {"calculator": calculator, "search": search}
 
 
