@@ -29,18 +29,7 @@ def read_tasks(data: str, split: str) -> list[Task]:
     Raises:
         InputError: the file is missing, unreadable, empty, or a row lacks prompt or ground truth.
     """
-    path = as_path(data)
-    try:
-        there = path.is_file()
-    except Exception as error:  # remote file systems raise whatever their client does
-        raise InputError(
-            f"data set `{data}` cannot be reached: {error}", hint="Check the address and the network"
-        ) from error
-    if not there:
-        raise InputError(f"no data set at `{data}`", hint="Name a .jsonl or .parquet file of prompts and ground truths")
-    rows = list(_parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path))
-    if not rows:
-        raise InputError(f"data set `{data}` is empty", hint="Give at least one row with a prompt and a ground truth")
+    rows = list(read_rows(data, "data set", "prompts and ground truths"))
     tasks = [_task(row, place, split) for place, row in rows]
     seen: dict[str, str] = {}
     for index, ((place, row), task) in enumerate(zip(rows, tasks, strict=True)):
@@ -50,6 +39,34 @@ def read_tasks(data: str, split: str) -> list[Task]:
             tasks[index] = replace(task, task_id=f"{task.task_id}-{index}")
         seen[tasks[index].task_id] = place
     return tasks
+
+
+def read_rows(name: str, what: str, holds: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place and the columns of every row of a JSONL or Parquet file.
+
+    Args:
+        name: Where it is; a local path or an address.
+        what: What it is, for messages.
+        holds: What it should hold, for messages.
+
+    Raises:
+        InputError: the file is missing, unreadable or empty.
+    """
+    path = as_path(name)
+    try:
+        there = path.is_file()
+    except Exception as error:  # remote file systems raise whatever their client does
+        raise InputError(
+            f"{what} `{name}` cannot be reached: {error}", hint="Check the address and the network"
+        ) from error
+    if not there:
+        raise InputError(f"no {what} at `{name}`", hint=f"Name a .jsonl or .parquet file of {holds}")
+    found = False
+    for place, row in _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path):
+        found = True
+        yield place, row
+    if not found:
+        raise InputError(f"{what} `{name}` is empty", hint=f"Give at least one row of {holds}")
 
 
 def _id_of(row: dict[str, Any]) -> Any:

@@ -29,7 +29,7 @@ from nanoskyrl.stages.errors import InputError, SettingsError, check_words
 from nanoskyrl.stages.manifest import Head, Manifest, open_output
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
 from nanoskyrl.stages.policy import policy_digest
-from nanoskyrl.stages.registry import lookup, plugin_errors
+from nanoskyrl.stages.registry import lookup, plugin_digests, plugin_errors
 from nanoskyrl.stages.runs import version_of
 from nanoskyrl.stages.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.storage import as_path
@@ -39,9 +39,9 @@ from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
 if TYPE_CHECKING:
     from nanoskyrl.stages.score import Scorer
 
-NOT_IN_MANIFEST = ("device", "data", "actions")
+NOT_IN_MANIFEST = ("device", "data", "actions", "corpus")
 """Settings that say where to run or where a file lies; files appear by digest, as inputs."""
-FILES = ("data", "actions")
+FILES = ("data", "actions", "corpus")
 LEAST_TEMPERATURE, LEAST_TOP_P = 1e-3, 1e-6
 """Below these, float32 can no longer tell the logits apart."""
 TRAJECTORY_MODES = ("auto", "whole", "step")
@@ -158,6 +158,7 @@ def prepare(policy: Path | None, config: RolloutConfig, settings: dict[str, dict
     engine_config = plugin_config(settings, "engine", config.engine)
     env_config = plugin_config(settings, "env", config.env)
     described = {
+        **plugin_digests(config.env, *getattr(env_config, "tools", ())),
         "rollout": to_plain(config),
         config.env: without_places(env_config),
         config.engine: without_places(engine_config),
