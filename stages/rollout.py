@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nanoskyrl.envs.base import Environment, Task, check_task
+from nanoskyrl.envs.datasets import HUB
 from nanoskyrl.stages.concurrent_turns import play_concurrently, threads_for
 from nanoskyrl.stages.config import plugin_config, stage_config, to_plain
 from nanoskyrl.stages.digests import canonical_json, derive_seed, digest_file, digest_text
@@ -206,7 +207,11 @@ def without_places(config: Any) -> dict[str, Any]:
 def files_of(config: Any) -> dict[str, str]:
     """Return the digest of every file that the settings name."""
     named = {key: value for key, value in to_plain(config).items() if key in FILES and value is not None}
-    return {key: digest_file(as_path(value)) for key, value in named.items()}
+    # What the hub holds under a name is told by its revision, which is part of the name.
+    return {
+        key: digest_text(value) if value.startswith(HUB) else digest_file(as_path(value))
+        for key, value in named.items()
+    }
 
 
 def choose_tasks(tasks: Sequence[Task], config: RolloutConfig, sampling_round: int = 0) -> list[Task]:
