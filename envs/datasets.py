@@ -29,6 +29,24 @@ def read_tasks(data: str, split: str) -> list[Task]:
     Raises:
         InputError: the file is missing, unreadable, empty, or a row lacks prompt or ground truth.
     """
+    rows = read_rows(data)
+    tasks = [_task(row, place, split) for place, row in rows]
+    seen: dict[str, str] = {}
+    for index, ((place, row), task) in enumerate(zip(rows, tasks, strict=True)):
+        if task.task_id in seen and _id_of(row) is not None:
+            raise InputError(f"{place} has the id `{task.task_id}` of {seen[task.task_id]}", hint="Ids must differ")
+        if task.task_id in seen:  # the same question twice, without ids: two tasks
+            tasks[index] = replace(task, task_id=f"{task.task_id}-{index}")
+        seen[tasks[index].task_id] = place
+    return tasks
+
+
+def read_rows(data: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the rows of a .jsonl or .parquet file as they are, each with the place that an error names.
+
+    Raises:
+        InputError: the file is missing, unreadable or empty.
+    """
     path = as_path(data)
     try:
         there = path.is_file()
@@ -41,15 +59,7 @@ def read_tasks(data: str, split: str) -> list[Task]:
     rows = list(_parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path))
     if not rows:
         raise InputError(f"data set `{data}` is empty", hint="Give at least one row with a prompt and a ground truth")
-    tasks = [_task(row, place, split) for place, row in rows]
-    seen: dict[str, str] = {}
-    for index, ((place, row), task) in enumerate(zip(rows, tasks, strict=True)):
-        if task.task_id in seen and _id_of(row) is not None:
-            raise InputError(f"{place} has the id `{task.task_id}` of {seen[task.task_id]}", hint="Ids must differ")
-        if task.task_id in seen:  # the same question twice, without ids: two tasks
-            tasks[index] = replace(task, task_id=f"{task.task_id}-{index}")
-        seen[tasks[index].task_id] = place
-    return tasks
+    return rows
 
 
 def _id_of(row: dict[str, Any]) -> Any:

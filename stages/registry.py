@@ -20,6 +20,7 @@ ENVS = {
     "webshop_lite": "nanoskyrl.envs.webshop_lite:WebshopLite",
     "alfworld_lite": "nanoskyrl.envs.alfworld_lite:AlfworldLite",
     "openenv": "nanoskyrl.envs.openenv:OpenEnv",
+    "skyrl_gym": "nanoskyrl.envs.skyrl_gym:SkyrlGym",
 }
 
 ENGINES = {
