@@ -19,6 +19,8 @@ ENVS = {
     "tool_use": "nanoskyrl.envs.tool_use:ToolUse",
     "webshop_lite": "nanoskyrl.envs.webshop_lite:WebshopLite",
     "alfworld_lite": "nanoskyrl.envs.alfworld_lite:AlfworldLite",
+    "openenv": "nanoskyrl.envs.openenv:OpenEnv",
+    "skyrl_gym": "nanoskyrl.envs.skyrl_gym:SkyrlGym",
 }
 
 ENGINES = {
