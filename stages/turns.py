@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nanoskyrl.envs.base import Environment, Message, Task, check_observation, check_step
+from nanoskyrl.envs.base import Environment, Message, Task, check_metadata, check_observation, check_step
 from nanoskyrl.stages.digests import derive_seed
 from nanoskyrl.stages.engines import Engine, Generation, Request, Sampling, TextEngine, TokenEngine
 from nanoskyrl.stages.metrics import Stopwatch
@@ -169,7 +169,7 @@ class Attempt:
         self._record(turn, step.messages)
         self.turn += 1
         if step.done:
-            self._end("stop")
+            self._end("max_turns" if step.truncated else "stop")
         elif self.turn >= self.limits.max_turns:
             self._end("max_turns")
         elif isinstance(self.engine, TokenEngine):
@@ -233,7 +233,10 @@ class Attempt:
         if self._episode is None:
             return
         try:
-            self._episode.close()
+            last_words = self._episode.close()
+            if last_words is not None:
+                check_metadata(last_words)
+                self.metadata.update(last_words)
         except FAILURES as error:  # as in __init__
             if self.error is None:
                 self.error, self.stop_reason = f"{type(error).__name__}: {error}", "error"
