@@ -114,7 +114,8 @@ class Learner:
         self._state_digest: str | None = None
         self._policy: Path | None = None
         self._module: Any = None
-        self._masters: Masters | None = None
+        self.masters = Masters([])
+        """What the optimizer steps: the weights themselves, or float32 copies."""
         self._optimizer: Any = None
         self._scheduler: Any = None
         self._critic_optimizer: Any = None
@@ -174,7 +175,7 @@ class Learner:
             self._policy = policy
             return
         dtype = pick_dtype(self.config.dtype, self.device)
-        self.model = self._module = self._optimizer = self._masters = None  # two models at once may not fit
+        self.model = self._module = self._optimizer = None  # two models at once may not fit
         model = load_model(policy, dtype=dtype, device=self.device, quantization=self._quantization())
         found = count_parameters(find_base(policy) if is_adapter(policy) else policy)
         self.parameters = found or sum(p.numel() for p in model.parameters())
@@ -226,11 +227,11 @@ class Learner:
         self._accelerator.free_memory()  # it would keep the models of earlier loads
         trained = [p for p in self.model.parameters() if p.requires_grad]
         if self._with_deepspeed:  # which keeps float32 copies of its own
-            self._masters = Masters([])
+            self.masters = Masters([])
             optimizer, self._scheduler = make_optimizer(trained, self.lr, self.config)
         else:
-            self._masters = Masters(trained)
-            optimizer, self._scheduler = make_optimizer(self._masters.stepped, self.lr, self.config)
+            self.masters = Masters(trained)
+            optimizer, self._scheduler = make_optimizer(self.masters.stepped, self.lr, self.config)
         self._module, self._optimizer = self._accelerator.prepare(module, optimizer)
         if self.critic is not None:
             # An optimizer of its own: a run may go over to an algorithm without a critic, and back.
@@ -255,8 +256,7 @@ class Learner:
             if self._with_deepspeed:
                 return
             self._optimizer.load_state_dict(saved["optimizer"])
-            assert self._masters is not None
-            self._masters.load_state(saved.get("masters", ()))
+            self.masters.load_state(saved.get("masters", ()))
             if self.critic is not None and "critic_optimizer" in saved:
                 self._critic_optimizer.load_state_dict(saved["critic_optimizer"])
                 self._critic_scheduler.load_state_dict(saved["critic_scheduler"])
@@ -330,9 +330,9 @@ class Learner:
 
     def gradient(self, batches: Iterable[MicroBatch | None], loss_of: Callable[[MicroBatch], Tensor]) -> Tensor:
         """Return the gradient of the summed loss by the trained weights, as one vector on the CPU; nothing is kept."""
-        self._accumulate(batches, loss_of)
+        self.accumulate(batches, loss_of)
         found = [self._gradient_of(p).flatten().float().cpu() for p in self.model.parameters() if p.requires_grad]
-        self._forget_gradients()
+        self.forget_gradients()
         return torch.cat(found)
 
     def _gradient_of(self, parameter: Any) -> Tensor:
@@ -340,22 +340,21 @@ class Learner:
             from deepspeed.utils import safe_get_full_grad
 
             return safe_get_full_grad(parameter)  # type: ignore[return-value]
-        assert self._masters is not None
-        master = next(m for p, m in zip(self._masters.parameters, self._masters.stepped, strict=True) if p is parameter)
+        master = next(m for p, m in zip(self.masters.parameters, self.masters.stepped, strict=True) if p is parameter)
         return torch.zeros_like(master) if master.grad is None else master.grad
 
     @property
     def _optimizers(self) -> list[Any]:
         return [each for each in (self._optimizer, self._critic_optimizer) if each is not None]
 
-    def _forget_gradients(self) -> None:
+    def forget_gradients(self) -> None:
+        """Free what was accumulated."""
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
 
-    def _accumulate(self, batches: Iterable[MicroBatch | None], loss_of: Callable[[MicroBatch], Tensor]) -> None:
+    def accumulate(self, batches: Iterable[MicroBatch | None], loss_of: Callable[[MicroBatch], Tensor]) -> None:
         """Put the summed gradient of all processes' micro-batches in place of what was there."""
-        assert self._masters is not None
-        self._forget_gradients()
+        self.forget_gradients()
         batches = iter(batches)
         batch, more = next(batches, END), True
         while more and batch is not END:
@@ -363,7 +362,7 @@ class Learner:
             more = following is not END
             # Several processes: gradients are averaged, and the loss is a share of the sum. Copies in float32 take
             # up each micro-batch's gradient, so each is exchanged; otherwise the last one's exchange does for all.
-            wait = more and not self._masters.any and self.world.size > 1 and not self._with_deepspeed
+            wait = more and not self.masters.any and self.world.size > 1 and not self._with_deepspeed
             with self._accelerator.no_sync(self._module) if wait else contextlib.nullcontext():
                 loss = self._idle() if batch is None else loss_of(batch)  # type: ignore[arg-type]
                 if self._with_deepspeed:
@@ -371,7 +370,7 @@ class Learner:
                     self._module.backward(loss * self.world.size)
                 else:
                     self._accelerator.backward(loss * self.world.size if self.world.size > 1 else loss)
-            self._masters.take_gradients()
+            self.masters.take_gradients()
             batch = following
 
     def step(self, batches: Iterable[MicroBatch | None], loss_of: Callable[[MicroBatch], Tensor]) -> StepResult:
@@ -381,12 +380,11 @@ class Learner:
             batches: Of one mini-batch.
             loss_of: Returns a micro-batch's share of the mini-batch's loss.
         """
-        self._accumulate(batches, loss_of)
+        self.accumulate(batches, loss_of)
         lr = float(self._scheduler.get_last_lr()[0])
         if self._with_deepspeed:
             return self._deepspeed_step(lr)
-        assert self._masters is not None
-        norm = float(torch.nn.utils.clip_grad_norm_(self._masters.stepped, self.config.max_grad_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.masters.stepped, self.config.max_grad_norm))
         of_critic = None
         if self.critic is not None and self.critic_config is not None:
             of_critic = float(
@@ -396,7 +394,7 @@ class Learner:
         if finite:
             for optimizer in self._optimizers:
                 optimizer.step()
-            self._masters.give_back()
+            self.masters.give_back()
             self.policy_digest = None  # no published policy any more, until it is saved
         for scheduler in (self._scheduler, self._critic_scheduler):
             if scheduler is not None:
@@ -481,8 +479,8 @@ class Learner:
             self._module.save_checkpoint(str(state), tag=DEEPSPEED_TAG, exclude_frozen_parameters=True)
         else:
             kept["optimizer"] = self._optimizer.state_dict()
-            if self._masters is not None and self._masters.any:
-                kept["masters"] = self._masters.state()
+            if self.masters.any:
+                kept["masters"] = self.masters.state()
             if self.critic is not None:
                 kept["critic_optimizer"] = self._critic_optimizer.state_dict()
                 kept["critic_scheduler"] = self._critic_scheduler.state_dict()

@@ -8,7 +8,6 @@ attention alone. Models whose layers mix tokens in another way are run padded.
 
 import inspect
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +19,18 @@ from nanoskyrl.stages.kv_cache import without_wrapper
 PACKED = "nanoskyrl_packed"
 """Name of our attention among those of transformers."""
 PLAIN_LAYERS = {"full_attention", "sliding_attention", "attention"}
+
+
+def _varlen_options() -> frozenset[str] | None:
+    """Return what torch's attention over rows of any length can be told; None where there is none."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return frozenset(inspect.signature(varlen_attn).parameters)
+
+
+VARLEN_OPTIONS = _varlen_options()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +132,9 @@ def _attend(
     window = sliding_window if sliding_window and sliding_window < longest else None
     # Torch's kernel takes half precision and equal sizes of heads up to 256; what it does not take is padded.
     flash = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] == value.shape[-1]
-    if flash and query.shape[-1] <= 256 and _varlen_options() is not None:
+    if flash and query.shape[-1] <= 256 and VARLEN_OPTIONS is not None:
         return _varlen(query, key, value, bounds, longest, scaling, window)[None], None
     return _padded(query, key, value, bounds, longest, scaling, window)[None], None
-
-
-@cache
-def _varlen_options() -> frozenset[str] | None:
-    """Return what torch's attention over rows of any length can be told; None where there is none."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    return frozenset(inspect.signature(varlen_attn).parameters)
 
 
 def _varlen(
@@ -141,7 +142,7 @@ def _varlen(
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    options, given = _varlen_options(), {}
+    options, given = VARLEN_OPTIONS, {}
     assert options is not None
     # Its arguments changed from version to version of torch.
     if "window_size" in options:

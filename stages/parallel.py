@@ -112,9 +112,10 @@ def strategy_of(config: OptimizerConfig, world: World, *, parameters: int, lora:
 def accelerator_of(strategy: str, config: OptimizerConfig, device: str, dtype: torch.dtype) -> Any:
     """Return an Accelerator; DeepSpeed's settings are made from ours."""
     from accelerate import Accelerator, DeepSpeedPlugin
+    from accelerate.state import AcceleratorState
 
-    if not strategy.startswith("zero"):
-        return Accelerator(cpu=device == "cpu")
+    if not strategy.startswith("zero") or AcceleratorState._shared_state:  # a second one takes over what is set
+        return Accelerator(cpu=device == "cpu" and not strategy.startswith("zero"))
     os.environ.setdefault("DS_ACCELERATOR", "cpu" if device == "cpu" else "cuda")
     if "WORLD_SIZE" not in os.environ:  # DeepSpeed wants a process group of one, too
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -135,7 +136,8 @@ def accelerator_of(strategy: str, config: OptimizerConfig, device: str, dtype: t
         **({"data_types": {"grad_accum_dtype": "fp32"}} if half else {}),
     }
     plugin = DeepSpeedPlugin(hf_ds_config=settings, zero3_init_flag=False)
-    return Accelerator(cpu=device == "cpu", deepspeed_plugin=plugin, mixed_precision="bf16" if half else "no")
+    # Told that it is on a CPU, accelerate would not start DeepSpeed; the processes have met on it already.
+    return Accelerator(deepspeed_plugin=plugin, mixed_precision="bf16" if half else "no")
 
 
 def _free_port() -> int:

@@ -83,15 +83,15 @@ class Update:
 
     def step(self, learner: Learner, rows: list[int]) -> StepResult:
         """Take one optimizer step on these rows."""
-        result = learner.step(*self._watched(learner, rows))
+        result = learner.step(*self.watched(learner, rows))
         self._steps_taken += 1
         return result
 
     def gradient(self, learner: Learner, rows: list[int]) -> Tensor:
         """Return the gradient that a step on these rows would follow."""
-        return learner.gradient(*self._watched(learner, rows))
+        return learner.gradient(*self.watched(learner, rows))
 
-    def _watched(
+    def watched(
         self, learner: Learner, rows: list[int]
     ) -> tuple[Iterator[MicroBatch | None], Callable[[MicroBatch], Tensor]]:
         """Return the micro-batches of one mini-batch, and their losses, which are noted as they are taken."""
