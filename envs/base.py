@@ -74,6 +74,10 @@ class Score:
     """Components of the reward by name."""
 
 
+class VerifierTimeout(TimeoutError):
+    """Nobody came to a verdict in time: the row says `verifier_timeout`, and has no reward."""
+
+
 def check_task(task: Any) -> None:
     """Raise TypeError unless this is a Task that the table can hold."""
     if not isinstance(task, Task):

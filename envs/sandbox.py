@@ -164,19 +164,19 @@ class PythonSession:
     Where a program meets a limit nothing is left to go on from: the next one begins anew.
     """
 
-    def __init__(self, limits: Limits = Limits()) -> None:
-        """Begin with nothing; no worker is held between programs.
+    def __init__(self, limits: Limits = Limits(), files: dict[str, bytes] | None = None) -> None:
+        """Begin with nothing but files to read; no worker is held between programs.
 
         Raises:
             SandboxError: monty does not work here.
         """
         choose("monty")
-        self.limits = limits
+        self.limits, self.files = limits, files
         self._state: bytes | None = None
 
     def run(self, code: str) -> Ran:
         """Run a program and keep what it leaves."""
-        ran, self._state = _load("monty").run_session(code, self._state, self.limits)
+        ran, self._state = _load("monty").run_session(code, self._state, self.limits, files=self.files)
         return ran
 
 

@@ -99,17 +99,18 @@ def open_session(
     assignments: list[str] | None = None,
     flags: dict[str, dict[str, Any]] | None = None,
     *,
-    data: str | None = None,
+    of_env: dict[str, Any] | None = None,
 ) -> "Session":
-    """Return the run with its settings; `data` goes to the table of the environment that is asked for."""
+    """Return the run with its settings; what is given of `of_env` goes to the table of the environment asked for."""
     from nanoskyrl.stages.rollout import RolloutConfig
     from nanoskyrl.stages.session import Session
 
     found, settings, given = settings_of(run, config, assignments, flags)
-    if data is not None:
+    wanted = {key: value for key, value in (of_env or {}).items() if value is not None}
+    if wanted:
         env = settings.get("rollout", {}).get("env", RolloutConfig().env)
         for tables in (settings, given):
-            tables.setdefault(env, {})["data"] = data
+            tables.setdefault(env, {}).update(wanted)
     return Session(found, settings, given=given)
 
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nanoskyrl.envs.base import Environment, Task, check_task
+from nanoskyrl.envs.datasets import HUB
 from nanoskyrl.stages.concurrent_turns import play_concurrently, threads_for
 from nanoskyrl.stages.config import plugin_config, stage_config, to_plain
 from nanoskyrl.stages.digests import canonical_json, derive_seed, digest_file, digest_text
@@ -29,7 +30,7 @@ from nanoskyrl.stages.errors import InputError, SettingsError, check_words
 from nanoskyrl.stages.manifest import Head, Manifest, open_output
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
 from nanoskyrl.stages.policy import policy_digest
-from nanoskyrl.stages.registry import lookup, plugin_errors
+from nanoskyrl.stages.registry import lookup, plugin_digests, plugin_errors
 from nanoskyrl.stages.runs import version_of
 from nanoskyrl.stages.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.storage import as_path
@@ -39,9 +40,9 @@ from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
 if TYPE_CHECKING:
     from nanoskyrl.stages.score import Scorer
 
-NOT_IN_MANIFEST = ("device", "data", "actions")
+NOT_IN_MANIFEST = ("device", "data", "actions", "corpus")
 """Settings that say where to run or where a file lies; files appear by digest, as inputs."""
-FILES = ("data", "actions")
+FILES = ("data", "actions", "corpus")
 LEAST_TEMPERATURE, LEAST_TOP_P = 1e-3, 1e-6
 """Below these, float32 can no longer tell the logits apart."""
 TRAJECTORY_MODES = ("auto", "whole", "step")
@@ -158,6 +159,7 @@ def prepare(policy: Path | None, config: RolloutConfig, settings: dict[str, dict
     engine_config = plugin_config(settings, "engine", config.engine)
     env_config = plugin_config(settings, "env", config.env)
     described = {
+        **plugin_digests(config.env, *getattr(env_config, "tools", ())),
         "rollout": to_plain(config),
         config.env: without_places(env_config),
         config.engine: without_places(engine_config),
@@ -205,7 +207,11 @@ def without_places(config: Any) -> dict[str, Any]:
 def files_of(config: Any) -> dict[str, str]:
     """Return the digest of every file that the settings name."""
     named = {key: value for key, value in to_plain(config).items() if key in FILES and value is not None}
-    return {key: digest_file(as_path(value)) for key, value in named.items()}
+    # What the hub holds under a name is told by its revision, which is part of the name.
+    return {
+        key: digest_text(value) if value.startswith(HUB) else digest_file(as_path(value))
+        for key, value in named.items()
+    }
 
 
 def choose_tasks(tasks: Sequence[Task], config: RolloutConfig, sampling_round: int = 0) -> list[Task]:

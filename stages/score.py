@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nanoskyrl.envs.base import Environment, Score
+from nanoskyrl.envs.workers import Workers
 from nanoskyrl.stages.advantage_config import sampling_of
 from nanoskyrl.stages.config import plugin_config, to_plain
 from nanoskyrl.stages.errors import InputError, SettingsError
@@ -32,6 +33,8 @@ from nanoskyrl.stages.trajectory import Trajectory, check, from_table, schema_of
 Scorer = Callable[[Trajectory], Score]
 
 ENV_REWARD = "env"
+POOL = Workers(1)
+"""Where users' reward functions run."""
 LARGEST_REWARD = 1e12
 """Past it, means and variances of a group no longer fit their types."""
 
@@ -42,11 +45,17 @@ class ScoreConfig:
 
     rewards: dict[str, float] = field(default_factory=lambda: {ENV_REWARD: 1.0})
     """Weight of each reward: `env` for the environment's own, `module:function` for a user's."""
+    timeout_seconds: float = 60.0
+    """What a user's reward may take for one trajectory; then its process is killed, and the row has no reward."""
 
     def __post_init__(self) -> None:
         """Refuse a score made of nothing."""
         if not self.rewards:
             raise SettingsError("`score.rewards` is empty", hint="Write, for instance, rewards = { env = 1.0 }")
+        if not self.timeout_seconds > 0:
+            raise SettingsError(
+                f"`score.timeout_seconds` must be above 0, not {self.timeout_seconds}", hint="Give a number of seconds"
+            )
         for name, weight in self.rewards.items():
             if not abs(weight) <= LARGEST_REWARD:
                 raise SettingsError(f"the weight of reward `{name}` is {weight}", hint="Give a finite number")
@@ -80,7 +89,7 @@ def score(
     env_config = plugin_config(settings or {}, "env", env)
     with plugin_errors(f"environment `{env}`"):
         environment: Environment = lookup("env", env)(env_config)
-    scorer = weighted(config.rewards, environment)
+    scorer = weighted(config.rewards, environment, config.timeout_seconds)
     head = Head(
         stage="score",
         settings={"score": to_plain(config), env: without_places(env_config)},
@@ -119,15 +128,14 @@ def _env_of(source: Manifest) -> str:
     return env
 
 
-def weighted(rewards: Mapping[str, float], environment: Environment) -> Scorer:
+def weighted(rewards: Mapping[str, float], environment: Environment, timeout_seconds: float = 60.0) -> Scorer:
     """Return one scorer from several: the weighted sum of rewards, the first stated success, all parts.
 
     Raises:
         SettingsError: a reward function does not import.
     """
     functions = {
-        name: environment.score if name == ENV_REWARD else _as_scorer(load_attribute(name, what="reward"))
-        for name in rewards
+        name: environment.score if name == ENV_REWARD else _users_scorer(name, timeout_seconds) for name in rewards
     }
     if list(functions) == [ENV_REWARD] and rewards[ENV_REWARD] == 1:
         return environment.score
@@ -151,11 +159,12 @@ def weighted(rewards: Mapping[str, float], environment: Environment) -> Scorer:
     return combined
 
 
-def _as_scorer(function: Callable[[Trajectory], Any]) -> Scorer:
-    """Let a user's function return a Score, a number or None."""
+def _users_scorer(name: str, timeout_seconds: float) -> Scorer:
+    """Let a user's function return a Score, a number or None, in a process that can be killed: it may never return."""
+    load_attribute(name, what="reward")
 
     def scorer(trajectory: Trajectory) -> Score:
-        found = function(trajectory)
+        found = POOL.call(name, trajectory, seconds=timeout_seconds)
         return found if isinstance(found, Score) else Score(reward=None if found is None else float(found))
 
     return scorer
@@ -196,6 +205,8 @@ def _judge_one(steps: list[Trajectory], scorer: Scorer) -> tuple[Score, str]:
     )
     try:
         verdict = checked(scorer(whole))
+    except TimeoutError as error:
+        return Score(reward=None, parts={f"error: {error}": None}), "verifier_timeout"
     except (
         Exception,
         SystemExit,
