@@ -1,10 +1,12 @@
 """What holds for every environment that is registered, whatever it is about."""
 
+import dataclasses
 import json
 from collections import Counter
 from functools import cache
 
 import pytest
+from envs_rows import row_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nasty import actions
@@ -12,7 +14,8 @@ from nasty import actions
 from nanoskyrl.envs.base import check_metadata, check_observation, check_step
 from nanoskyrl.stages.config import plugin_config
 from nanoskyrl.stages.registry import ENVS, lookup
-from nanoskyrl.stages.trajectory import ToolCall
+from nanoskyrl.stages.score import judge
+from nanoskyrl.stages.trajectory import ToolCall, from_table, to_table
 
 OUTSIDE = {"openenv": "wants a server", "fleet": "wants task files", "skyrl_gym": "wants the name of one of its own"}
 """Environments whose world is elsewhere: their own tests put the same texts to it."""
@@ -72,23 +75,6 @@ def test_no_text_raises(name):
     env = environment(name)
     task = env.tasks("train")[0]
     pieces = st.sampled_from(PIECES)
-        [
-            "<tool_call>",
-            "</tool_call>",
-            "<answer>",
-            "</answer>",
-            "<action>",
-            "</action>",
-            '{"tool": "search", "args": {"query": "x"}}',
-            "search[",
-            "click[",
-            "]",
-            "go to ",
-            "{",
-            "}",
-            '"',
-        ]
-    )
 
     @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(pieces | st.text(max_size=8), max_size=8).map("".join))
@@ -107,3 +93,15 @@ def test_tool_use_counts_mistakes_by_kind():
     episode.reset(env.tasks("train")[0], 0)
     kinds = Counter(call.error for action in actions() for call in episode.step(action).tool_calls if call.error)
     assert set(kinds) == {"malformed", "bad_arguments", "unknown_tool", "tool_error", "too_many_calls"}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_what_was_answered_can_be_stored_and_scored(name):
+    env = environment(name)
+    task = env.tasks("train")[0]
+    rows = [
+        dataclasses.replace(row_for(env, task, [action]), trajectory_id=str(i)) for i, action in enumerate(actions())
+    ]
+    verdicts = judge(from_table(to_table(rows)), env.score)
+    assert {status for _, status in verdicts.values()} == {"scored"}
+    assert not any(verdict.success for verdict, _ in verdicts.values())
