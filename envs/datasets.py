@@ -39,7 +39,7 @@ def read_tasks(data: str, split: str) -> list[Task]:
     if data.startswith(HUB):
         rows = list(_hub_rows(data.removeprefix(HUB), split))
     else:
-        rows = list(read_rows(data, "data set", "prompts and ground truths"))
+        rows = read_rows(data)
     tasks = [_task(row, place, split) for place, row in rows]
     seen: dict[str, str] = {}
     for index, ((place, row), task) in enumerate(zip(rows, tasks, strict=True)):
@@ -51,8 +51,10 @@ def read_tasks(data: str, split: str) -> list[Task]:
     return tasks
 
 
-def read_rows(name: str, what: str, holds: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place and the columns of every row of a JSONL or Parquet file.
+def read_rows(
+    name: str, what: str = "data set", holds: str = "prompts and ground truths"
+) -> list[tuple[str, dict[str, Any]]]:
+    """Return the rows of a JSONL or Parquet file as they are, each with the place that an error names.
 
     Args:
         name: Where it is; a local path or an address.
@@ -71,12 +73,10 @@ def read_rows(name: str, what: str, holds: str) -> Iterator[tuple[str, dict[str,
         ) from error
     if not there:
         raise InputError(f"no {what} at `{name}`", hint=f"Name a .jsonl or .parquet file of {holds}")
-    found = False
-    for place, row in _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path):
-        found = True
-        yield place, row
-    if not found:
+    rows = list(_parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path))
+    if not rows:
         raise InputError(f"{what} `{name}` is empty", hint=f"Give at least one row of {holds}")
+    return rows
 
 
 def _id_of(row: dict[str, Any]) -> Any:

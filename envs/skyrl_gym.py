@@ -64,8 +64,7 @@ class SkyrlGym:
         if self.config.data is None:
             raise SettingsError("`skyrl_gym.data` is not set", hint="Name a .jsonl or .parquet file in SkyRL's layout")
         registry = need("skyrl_gym", "skyrl_gym").registry
-        tasks = read_tasks(self.config.data, split)
-        rows = read_rows(self.config.data, "data set", "prompts in SkyRL's layout")
+        rows, tasks = read_rows(self.config.data), read_tasks(self.config.data, split)
         return [self._with_extras(task, place, row, registry) for task, (place, row) in zip(tasks, rows, strict=True)]
 
     def _with_extras(self, task: Task, place: str, row: dict[str, Any], registry: Any) -> Task:

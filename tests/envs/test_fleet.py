@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from worlds import NASTY
+from nasty import actions
 
 pytest.importorskip("mcp", reason="the extra `fleet` is not installed")
 
@@ -182,7 +182,7 @@ def test_mistakes_in_calls_come_back_by_kind(server, tmp_path):
 
 def test_no_text_raises(server, tmp_path):
     _, episode, _ = episode_of(server, tmp_path, max_steps=10**6)
-    for text in NASTY:
+    for text in actions():
         check_step(episode.step(text))
         if "think>" in text:  # what comes before it would be reasoning, the call's tag included
             continue
