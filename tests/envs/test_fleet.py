@@ -1,5 +1,6 @@
 """`fleet`: Fleet's task pattern on a real MCP server, started on standard streams and on loopback."""
 
+import gc
 import inspect
 import json
 import socket
@@ -97,6 +98,17 @@ def test_an_orphaned_episode_is_verified_when_it_is_closed(env):
     task.close()
     with pytest.raises(RuntimeError, match="closed"):
         task.reset()
+
+
+def test_an_instance_that_nobody_closes_goes_with_its_environment(server):
+    task = make_fleet_task_env(config(), backend=LocalBackend(url=server))
+    task.reset()
+    session = vars(task._instance)["_session"]
+    assert session.list_tools()
+    del task
+    gc.collect()
+    with pytest.raises(ConnectionError, match="ended"):
+        session.list_tools()
 
 
 def test_the_limit_of_steps_ends_and_verifies(env):
