@@ -84,13 +84,13 @@ class Visit:
         if value not in self.clickables():
             return False
         if value == BACK.lower():
-            self.found, self.product, self.subpage, self.options = None, None, None, {}
+            self.found, self.product, self.subpage = None, None, None
         elif self.product is None:
             self._click_in_results(value)
         elif value == PREV.lower() and self.subpage is not None:
             self.subpage = None
         elif value == PREV.lower():
-            self.product, self.options = None, {}
+            self.product = None
         elif value == BUY.lower():
             self.bought = self.product
         elif value in (name.lower() for name in SUBPAGES):
@@ -103,7 +103,7 @@ class Visit:
         if value in (PREV.lower(), NEXT.lower()):
             self.page += 1 if value == NEXT.lower() else -1
         else:
-            self.product, self.options = self.shop.by_asin[value.upper()], {}
+            self.product, self.options = self.shop.by_asin[value.upper()], {}  # chosen anew on every visit to a page
 
     def _window(self) -> list[Product]:
         start = (self.page - 1) * PRODUCT_WINDOW
