@@ -165,7 +165,10 @@ def prepare(policy: Path | None, config: RolloutConfig, settings: dict[str, dict
         config.engine: without_places(engine_config),
     }
     if config.dynamic_sampling:
-        described["score"] = to_plain(stage_config(settings, "score"))  # decides how many rounds there are
+        from nanoskyrl.stages.score import described_rewards  # it imports this module
+
+        # Rewards decide how many rounds there are.
+        described |= described_rewards(stage_config(settings, "score"), stage_config(settings, "judge"))
     inputs = {**files_of(env_config), **files_of(engine_config)}
     head = Head(stage="rollout", settings=described, inputs=inputs, policy=policy_digest(policy) if policy else None)
     return Plan(config, environment, tasks, head)
@@ -314,7 +317,8 @@ def _scorer(environment: Environment, settings: dict[str, dict[str, Any]]) -> "S
     """Return what `score` will judge by."""
     from nanoskyrl.stages.score import weighted
 
-    return weighted(stage_config(settings, "score").rewards, environment)
+    config = stage_config(settings, "score")
+    return weighted(config.rewards, environment, config.timeout_seconds, stage_config(settings, "judge"))
 
 
 def _groups_with_spread(part: Path, scorer: "Scorer") -> int:
