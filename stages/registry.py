@@ -21,6 +21,7 @@ ENVS = {
     "alfworld_lite": "nanoskyrl.envs.alfworld_lite:AlfworldLite",
     "openenv": "nanoskyrl.envs.openenv:OpenEnv",
     "skyrl_gym": "nanoskyrl.envs.skyrl_gym:SkyrlGym",
+    "fleet": "nanoskyrl.envs.fleet:Fleet",
 }
 
 ENGINES = {

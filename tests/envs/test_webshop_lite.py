@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from worlds import check_determinism, check_nasty_text, play
+from worlds import check_determinism, play
 
 from nanoskyrl.envs.webshop_catalogue import NO_PRICE, Product, generated_products, read_products
 from nanoskyrl.envs.webshop_lite import WebshopLite, WebshopLiteConfig, goal_of
@@ -326,8 +326,3 @@ def test_settings_out_of_range_are_refused_by_name():
 
 def test_episodes_repeat_whatever_the_seed_of_the_trajectory():
     check_determinism(lambda: WebshopLite(WebshopLiteConfig(n_products=200)))
-
-
-def test_no_text_raises_and_each_is_counted():
-    kinds = check_nasty_text(WebshopLite(WebshopLiteConfig()))
-    assert set(kinds) == {"malformed", "not_admissible"}
