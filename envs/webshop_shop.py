@@ -53,6 +53,10 @@ class Visit:
     options: dict[str, str] = field(default_factory=dict)
     """Values chosen on the open product's page, by name."""
     bought: Product | None = None
+    keywords: list[str] = field(default_factory=list)
+    """Of every search, in order."""
+    opened: list[str] = field(default_factory=list)
+    """Every product whose page was opened, by its asin, in order."""
 
     @property
     def can_search(self) -> bool:
@@ -77,6 +81,7 @@ class Visit:
         if not self.can_search:
             return False
         self.found, self.page = self.shop.search(keywords), 1
+        self.keywords.append(keywords)
         return True
 
     def click(self, value: str) -> bool:
@@ -104,10 +109,19 @@ class Visit:
             self.page += 1 if value == NEXT.lower() else -1
         else:
             self.product, self.options = self.shop.by_asin[value.upper()], {}  # chosen anew on every visit to a page
+            self.opened.append(self.product.asin)
 
     def _window(self) -> list[Product]:
         start = (self.page - 1) * PRODUCT_WINDOW
         return (self.found or [])[start : start + PRODUCT_WINDOW]
+
+    def summary(self) -> str:
+        """Return what was done so far, and what is chosen now, which no page shows."""
+        chosen = ", ".join(f"{name}: {value}" for name, value in self.options.items()) if self.product else ""
+        return (
+            f"searched for {'; '.join(self.keywords) or 'nothing'}. Opened {', '.join(self.opened) or 'nothing'}. "
+            f"Chosen on this page: {chosen or 'nothing'}."
+        )
 
     def text(self) -> str:
         """Return the visible strings of the page."""
