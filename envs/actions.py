@@ -127,6 +127,17 @@ def _call_at(text: str, start: int) -> tuple[ParsedCall, int]:
     return _as_call(value), close + len(TOOL_CALL_END)
 
 
+def json_object(text: str) -> tuple[dict[str, Any] | None, str]:
+    """Return the JSON object that a text is, or None and what is wrong, by the rules for arguments of calls."""
+    try:
+        value = _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        return None, f"it is not valid JSON: {_what(error)}"
+    if _deeper_than(value, MAX_DEPTH):
+        return None, "it is nested too deeply"
+    return (value, "") if isinstance(value, dict) else (None, "it must be a JSON object")
+
+
 def _malformed(detail: str) -> ParsedCall:
     return ParsedCall(None, None, "malformed", detail)
 

@@ -55,6 +55,8 @@ class Step:
     truncated: bool = False
     """With `done`: a limit of the environment's ended the episode, not what was done in it."""
     tool_calls: Sequence[ToolCall] = ()
+    summary: str | None = None
+    """What the attempt knows by now, for policies that see no history; None: as it was."""
     metadata: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -102,6 +104,8 @@ def check_step(step: Any) -> None:
         raise TypeError(f"step() returned {type(step).__name__}, not a Step")
     check_messages(step.messages)
     check_metadata(step.metadata)
+    if step.summary is not None and not isinstance(step.summary, str):
+        raise TypeError(f"step() gave the summary {step.summary!r}, which is no text")
     if step.reward is not None and not isinstance(step.reward, int | float):
         raise TypeError(f"step() gave the reward {step.reward!r}, which is no number")
 

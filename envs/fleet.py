@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 from nanoskyrl.envs.actions import TOOL_CALL_END, ParsedCall, tool_calls
 from nanoskyrl.envs.base import Message, Observation, Score, Step, Task
 from nanoskyrl.envs.fleet_task import Backend, CloudBackend, FleetTaskEnv, LocalBackend, make_fleet_task_env, task_key
-from nanoskyrl.envs.outside import no_expert
+from nanoskyrl.envs.outside import no_expert, sendable
 from nanoskyrl.stages.errors import InputError, SettingsError, check_words
 from nanoskyrl.stages.storage import as_path
-from nanoskyrl.stages.trajectory import ToolCall, Trajectory, clean_text
+from nanoskyrl.stages.trajectory import ToolCall, Trajectory
 
 DONE = "<done>"
 BACKENDS = ("fleet", "local")
@@ -168,7 +168,7 @@ class FleetEpisode:
         _, reward, done, info = None, 0.0, False, {}
         for place, call in enumerate(written, 1):
             mistake = self._mistake(call)
-            sent = {} if mistake else {"tool": call.tool, "params": _sendable(call.args)}
+            sent = {} if mistake else {"tool": call.tool, "params": sendable(call.args)}
             _, reward, done, info = self.env.step({**sent, "done": finished and place == len(written)})
             calls.append(mistake or _called(call, info))
             if done:
@@ -205,11 +205,6 @@ class FleetEpisode:
             detail = f"there is no tool {call.tool[:40]!r}; there is {', '.join(sorted(self.tools))}"
             return ToolCall(tool=call.tool, args=call.args, result=detail, ok=False, error="unknown_tool")
         return None
-
-
-def _sendable(args: Any) -> Any:
-    """Return arguments that UTF-8 can hold: a lone surrogate would break the connection, not the call."""
-    return json.loads(clean_text(json.dumps(args, ensure_ascii=False)))
 
 
 def _called(call: ParsedCall, info: dict[str, Any]) -> ToolCall:

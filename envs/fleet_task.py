@@ -8,6 +8,7 @@ Unlike there, what goes wrong with the instance or the verifier raises, and is n
 
 import json
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -189,6 +190,8 @@ class FleetTaskEnv:
         self.final_reward: float | None = None
         self._steps, self._begun, self._done = 0, False, False
         self._instance: Instance | None = (backend or CloudBackend()).make(task_config)
+        # An instance costs money: one that nobody closed goes with the last reference to it, or with the process.
+        self._let_go = weakref.finalize(self, self._instance.close)
         self._tools: list[dict[str, Any]] = []
 
     def reset(self, seed: int | None = None) -> dict[str, Any]:
@@ -229,8 +232,8 @@ class FleetTaskEnv:
             if self.final_reward is None and self._begun:
                 self.final_reward = self._instance.verify()
         finally:
-            instance, self._instance, self._done = self._instance, None, True
-            instance.close()
+            self._instance, self._done = None, True
+            self._let_go()
 
     def _living(self) -> Instance:
         if self._instance is None:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
+from nanoskyrl.envs.actions import json_object
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.commands import ACTION, ACTION_END, action_of, record
-from nanoskyrl.envs.outside import need, no_expert, returned
+from nanoskyrl.envs.outside import need, no_expert, returned, sendable
 from nanoskyrl.envs.text_math import check_counts
 from nanoskyrl.stages.errors import InputError, SettingsError
-from nanoskyrl.stages.trajectory import Trajectory, clean_text
+from nanoskyrl.stages.trajectory import Trajectory
 
 TEST_SEEDS_FROM = 1_000_000
 """Tasks of the test split are seeds from here on."""
@@ -76,8 +77,8 @@ class OpenEnv:
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the server's tasks of a split, or one for each seed."""
-        need("openenv.core.generic_client", "openenv")  # before anything is begun
         url, count = self._url(), self.config.n_test if split == "test" else self.config.n_train
+        need("openenv.core.generic_client", "openenv")  # before anything is begun
         if self.config.task_api is None:
             first = TEST_SEEDS_FROM if split == "test" else 0
             resets: list[dict[str, Any]] = [{"seed": first + i} for i in range(count)]
@@ -134,12 +135,12 @@ class OpenEnvEpisode:
 
     def step(self, action: str) -> Step:
         """Send one action; one that is no JSON, or that the server refuses, is answered with why."""
-        written = action_of(clean_text(action))
+        written = action_of(action)
         payload, why = self._payload(written)
         if payload is None:
             return self._refusal(written, "malformed", why)
         try:
-            result = self._client.step(payload)
+            result = self._client.step(sendable(payload))
         except RuntimeError as error:
             if not any(f"(code: {code})" in str(error) for code in REFUSED):
                 raise
@@ -161,11 +162,8 @@ class OpenEnvEpisode:
     def _payload(self, written: str) -> tuple[dict[str, Any] | None, str]:
         if self.action_field is not None:
             return {self.action_field: written}, ""
-        try:
-            value = json.loads(written)
-        except (ValueError, RecursionError) as error:
-            return None, f"the action is not valid JSON: {getattr(error, 'msg', 'it is nested too deeply')}"
-        return (value, "") if isinstance(value, dict) else (None, "the action must be a JSON object")
+        value, why = json_object(written)
+        return value, f"the action cannot be read: {why}"
 
     def _refusal(self, written: str, kind: str, why: str) -> Step:
         text = f"error: {why[:SERVER_TEXT_LIMIT]}"

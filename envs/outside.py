@@ -1,12 +1,13 @@
 """What environments made by others have in common: how they are found, and how their word becomes a score."""
 
 import importlib
+import json
 from types import ModuleType
 from typing import Any
 
 from nanoskyrl.envs.base import Score
 from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.trajectory import Trajectory
+from nanoskyrl.stages.trajectory import Trajectory, clean_text
 
 
 def need(module: str, extra: str) -> ModuleType:
@@ -47,6 +48,9 @@ def returned(trajectory: Trajectory, success_at: float) -> Score:
 
 def json_ready(value: Any) -> Any:
     """Return a value as JSON can hold it; what it cannot hold becomes its text."""
-    import json
-
     return json.loads(json.dumps(value, default=str))
+
+
+def sendable(value: Any) -> Any:
+    """Return a value of JSON as UTF-8 can hold it: a lone surrogate would break the connection, not the call."""
+    return json.loads(clean_text(json.dumps(value, ensure_ascii=False)))

@@ -102,13 +102,17 @@ def _run(argv: list[str], stdin: str, limits: Limits) -> Ran:
         assert process.stdout is not None
         assert process.stderr is not None
 
+        # One of its own, which `talk` closes: the program sees the end of its input only when none is open.
+        stdin_fd = os.dup(process.stdin.fileno())
+        process.stdin.close()
+
         def kill() -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
         try:
             talked = talk(
-                os.dup(process.stdin.fileno()), process.stdout.fileno(), process.stderr.fileno(),
+                stdin_fd, process.stdout.fileno(), process.stderr.fileno(),
                 stdin.encode("utf-8", "replace"), deadline, limits.output_bytes, kill,
             )  # fmt: skip
             late = False

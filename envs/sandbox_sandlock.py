@@ -77,7 +77,7 @@ def _run(argv: list[str], stdin: str, limits: Limits, folder: Path, **more: Any)
     readable = (*SYSTEM, *SYSTEM_FILES, *DEVICES, sys.base_prefix)
     box = Sandbox(
         fs_readable=[path for path in dict.fromkeys(readable) if Path(path).exists()],
-        fs_writable=[str(folder)],
+        fs_writable=[str(folder), "/dev/null"],  # git opens it for writing before it does anything
         cwd=str(folder),
         clean_env=True,
         env={"HOME": str(folder), "TMPDIR": str(folder), "PATH": "/usr/bin:/bin", **REPEATABLE},
@@ -93,8 +93,11 @@ def _run(argv: list[str], stdin: str, limits: Limits, folder: Path, **more: Any)
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
+        # One of its own, for `talk` closes it: closed twice, it could be another thread's by then.
+        stdin_fd = os.dup(process.stdin.fileno())
+        process.stdin.close()
         talked: Talk = talk(
-            process.stdin.detach() if hasattr(process.stdin, "detach") else process.stdin.fileno(),
+            stdin_fd,
             process.stdout.fileno(),
             process.stderr.fileno(),
             stdin.encode("utf-8", "replace"),

@@ -4,6 +4,7 @@ The policy writes `<tool_call>{"tool": ..., "args": {...}}</tool_call>`, sees wh
 tool says as a `tool` message, and ends with its answer in `<answer>` tags.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from nanoskyrl.envs.world import pages
 from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.trajectory import ToolCall, Trajectory
 
+NOTES, NOTE_LENGTH = 16, 300
+"""Calls that the summary for policies without history tells of, and characters of each result."""
 USUAL = ("calculator", "search")
 MAX_CALLS = 16
 """Carried out of one action; a policy that repeats the tag must not fill its own context."""
@@ -180,6 +183,7 @@ class ToolUseEpisode:
         """Share the environment's tools."""
         self.environment = environment
         self.tools: Mapping[str, Tool] = environment.tools
+        self._notes: list[str] = []
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Pose the question; the tools are shown by whoever renders the prompt."""
@@ -202,7 +206,11 @@ class ToolUseEpisode:
         replies: list[Message] = [
             {"role": "tool", "content": call.result if call.ok else f"error: {call.result}"} for call in calls
         ]
-        return Step(messages=replies, done=False, tool_calls=calls)
+        self._notes += [
+            f"{call.tool} {json.dumps(call.args)} gave {(call.result or '')[:NOTE_LENGTH]}" for call in calls if call.ok
+        ]
+        summary = "\n".join(self._notes[-NOTES:]) if self._notes else None
+        return Step(messages=replies, done=False, tool_calls=calls, summary=summary)
 
     def close(self) -> None:
         """Nothing is held."""

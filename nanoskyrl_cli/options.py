@@ -34,7 +34,7 @@ PolicyOption = Annotated[
     str | None, typer.Option("--policy", help="`starter`, a model directory, or a hub id.", show_default=False)
 ]
 EnvOption = Annotated[
-    str | None, typer.Option("--env", help="Environment: text_math, tool_use, or module:attribute.", show_default=False)
+    str | None, typer.Option("--env", help="Environment: text_math, tool_use, ...: see skyrl list.", show_default=False)
 ]
 AlgoOption = Annotated[
     str | None, typer.Option("--algo", help="ppo, grpo, sapo, gspo, dapo, ...: see skyrl list.", show_default=False)

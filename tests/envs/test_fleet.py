@@ -1,5 +1,6 @@
 """`fleet`: Fleet's task pattern on a real MCP server, started on standard streams and on loopback."""
 
+import gc
 import inspect
 import json
 import socket
@@ -9,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from worlds import NASTY
+from nasty import actions
 
 pytest.importorskip("mcp", reason="the extra `fleet` is not installed")
 
@@ -99,6 +100,17 @@ def test_an_orphaned_episode_is_verified_when_it_is_closed(env):
         task.reset()
 
 
+def test_an_instance_that_nobody_closes_goes_with_its_environment(server):
+    task = make_fleet_task_env(config(), backend=LocalBackend(url=server))
+    task.reset()
+    session = vars(task._instance)["_session"]
+    assert session.list_tools()
+    del task
+    gc.collect()
+    with pytest.raises(ConnectionError, match="ended"):
+        session.list_tools()
+
+
 def test_the_limit_of_steps_ends_and_verifies(env):
     task = env(max_steps=2)
     task.reset()
@@ -182,7 +194,7 @@ def test_mistakes_in_calls_come_back_by_kind(server, tmp_path):
 
 def test_no_text_raises(server, tmp_path):
     _, episode, _ = episode_of(server, tmp_path, max_steps=10**6)
-    for text in NASTY:
+    for text in actions():
         check_step(episode.step(text))
         if "think>" in text:  # what comes before it would be reasoning, the call's tag included
             continue

@@ -9,8 +9,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from nasty import actions
 from running import skyrl
-from worlds import NASTY
 
 pytest.importorskip("openenv.core.generic_client", reason="the extra `openenv` is not installed")
 
@@ -104,7 +104,7 @@ def test_sessions_do_not_mix(server):
 def test_no_text_raises(server):
     for kind in ("guess", "move"):
         episode, _ = begun(server, kind)
-        for text in NASTY:
+        for text in actions():
             step = episode.step(text)
             check_step(step)
             if step.done:

@@ -6,7 +6,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from worlds import NASTY, play
+from nasty import actions
+from worlds import play
 
 pytest.importorskip("skyrl_gym", reason="the extra `skyrl_gym` is not installed")
 
@@ -140,7 +141,7 @@ def test_no_text_raises(rows):
     for env in ("gsm8k", "gsm8k_multi_turn"):
         environment = SkyrlGym(SkyrlGymConfig(data=rows(env)))
         task = environment.tasks("train")[0]
-        for text in NASTY:
+        for text in actions():
             episode = environment.start()
             check_observation(episode.reset(task, 0))
             check_step(episode.step(text))
