@@ -1,5 +1,7 @@
 """`skyrl train`."""
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -19,6 +21,7 @@ from nanoskyrl_cli.options import (
     path,
     policy_path,
     print_numbers,
+    say,
 )
 
 
@@ -36,6 +39,14 @@ def train(
     allow_estimator: Annotated[
         bool, typer.Option(help="Take advantages of another estimator than the algorithm's.")
     ] = False,
+    num_processes: Annotated[int, typer.Option(min=1, help="Processes that train together, one a GPU.")] = 1,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Stay up, and train each step of the run as its scores are finished.")
+    ] = False,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="With --follow: policies to train, from the run's beginning.", show_default=False),
+    ] = None,
     run: RunOption = None,
     out: OutOption = None,
     config: ConfigOption = None,
@@ -44,12 +55,29 @@ def train(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Update the policy once.
+    """Update the policy once; with --follow, which takes a run in place of shards, again and again.
 
     Example: skyrl train --algo sapo
     """
+    if follow:
+        run, advantages = run or advantages, None
     flags = {"train": {"algo": algo, "lr": lr, "lora_rank": lora_rank, "allow_estimator": allow_estimator or None}}
-    session = open_session(run, config, assignments, flags)
+    session = open_session(run, config, assignments, flags, ahead=follow)
+    if num_processes > 1 and not dry_run and "WORLD_SIZE" not in os.environ:
+        from nanoskyrl.stages.parallel import launch
+
+        session.first_policy()  # once, before there are several to do it
+        return launch(["-m", "nanoskyrl_cli.main", *sys.argv[1:]], num_processes)
+    if follow:
+        from nanoskyrl.stages.config import stage_config
+        from nanoskyrl.stages.follow import follow as stage
+        from nanoskyrl.stages.runs import is_main
+
+        if is_main():
+            session.begin()
+        done = stage(session, steps=steps, keep_states=stage_config(session.settings, "loop").keep_states, say=say)
+        say(f"Stopped after {done} steps.")
+        return 0
     if dry_run:
         print_numbers(session.preview_train(source=path(advantages), policy=policy_path(policy)), as_json)
         return 0

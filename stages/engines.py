@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -77,6 +77,9 @@ def check_device(table: str, device: str) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HfConfig:
     """How the embedded engine runs."""
+
+    PLACES: ClassVar[tuple[str, ...]] = ("device",)
+    """Settings that say where to run, and change no row of a machine of one kind."""
 
     batch_size: int = 256
     """Rows generated together, taken in row order inside one part."""

@@ -25,6 +25,11 @@ PLUMBING = {
 STAGES = {"rollout", "score", "advantage", "advantage_config", "train", "sync", "eval"}
 ABOVE = {
     "session",
+    "follow",
+    "overlap",
+    "stopping",
+    "trainer_process",
+    "placement",
     "loop",
     "serve",
     "starter",
