@@ -242,6 +242,26 @@ def test_an_episode_that_only_the_turn_loop_cuts_off_is_judged_as_it_left_things
     assert (row.status, row.turns[0].done, row.reward) == ("max_turns", False, 1.0)
 
 
+def test_many_threads_can_begin_a_session_at_once(server):
+    code = f"""
+import sys, threading
+sys.setswitchinterval(1e-6)
+from nanoskyrl.envs.mcp_session import McpSession
+found, begin = [], threading.Barrier(16)
+def work():
+    begin.wait()
+    session = McpSession(url={server!r}, timeout_seconds=20)
+    found.append(len(session.list_tools()))
+    session.close()
+threads = [threading.Thread(target=work) for _ in range(16)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert found == [5] * 16, found
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_server_of_ones_own_is_started_for_each_episode_and_may_die():
     session = McpSession(command=COMMAND)
     assert session.call_tool("write_note", {"name": "a", "text": "b"}).text == "wrote a"
