@@ -257,6 +257,7 @@ threads = [threading.Thread(target=work) for _ in range(16)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 assert found == [5] * 16, found
+assert [thread.name for thread in threading.enumerate()].count("mcp") == 1
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
