@@ -133,7 +133,7 @@ def test_tools_that_cannot_be_offered_are_refused():
 
 
 def test_a_sandbox_that_does_not_work_stops_before_the_first_task(monkeypatch):
-    monkeypatch.setattr(sandbox, "available", lambda: dict.fromkeys(("monty", "sandlock", "bwrap"), "not here"))
+    monkeypatch.setattr(sandbox, "why_not", lambda name: "not here")
     with pytest.raises(SandboxError, match="no sandbox works here"):
         ToolUse(ToolUseConfig(kinds=("data",)))
     ToolUse(ToolUseConfig())  # nobody asked for it
