@@ -102,6 +102,8 @@ def offer(names: tuple[str, ...], own: Mapping[str, Callable[..., Any]] | None =
                 hint=did_you_mean(name, TOOLS) or f"Choose from {', '.join(TOOLS)}, or name `module:function`",
             )
         function = (own or {}).get(name) or load_attribute(TOOLS.get(name, name), what="tool")
+        if inspect.iscoroutinefunction(function):
+            raise SettingsError(f"tool `{name}` is a coroutine", hint="Write it as a plain function")
         tool = Tool(name.rpartition(":")[2], function)
         if tool.name in offered:
             raise SettingsError(f"two tools are called `{tool.name}`", hint="Rename one of the functions")
