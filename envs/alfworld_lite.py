@@ -134,11 +134,12 @@ class AlfworldLiteEpisode:
         self.steps = 0
         self.world: World
         self.offered: list[str] = []
+        self.seen: dict[str, str] = {}
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Enter the room; it is the task's, whatever the seed."""
         self.world = world_of(task)
-        self.steps = 0
+        self.steps, self.seen = 0, {}
         how = HOW if self.config.admissible else f"{COMMANDS}\n{HOW}"
         text = self._with_commands(f"{self.world.intro()}\n\n{how}")
         return Observation(messages=({"role": "user", "content": text},), metadata={"won": False, "steps": 0})
@@ -157,11 +158,22 @@ class AlfworldLiteEpisode:
         text = feedback if done else self._with_commands(feedback)
         return Step(
             messages=({"role": "user", "content": text},), reward=float(won), done=done, truncated=truncated,
-            tool_calls=(record(verb, command, feedback, error),), metadata={"won": won, "steps": self.steps},
+            tool_calls=(record(verb, command, feedback, error),), summary=self._summary(),
+            metadata={"won": won, "steps": self.steps},
         )  # fmt: skip
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _summary(self) -> str:
+        """Return what the player knows by now: where it is, what it carries and did, and what it saw where."""
+        world = self.world
+        if world.here is not None:
+            self.seen[world.here] = world.contents(world.here)
+        done = {"hot": world.hot, "cool": world.cool, "clean": world.clean}
+        states = [f"The {thing} is {state}." for state, things in done.items() for thing in sorted(things)]
+        where = f"You are facing the {world.here}." if world.here else "You are in the middle of the room."
+        return " ".join([f"{self.steps} commands given.", where, world.inventory(), *states, *self.seen.values()])
 
     def _with_commands(self, text: str) -> str:
         if not self.config.admissible:

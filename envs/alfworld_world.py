@@ -87,25 +87,25 @@ class World:
 
     def intro(self) -> str:
         """Return what the player reads first."""
-        carrying = f"\n\n{self._inventory()}" if self.holding else ""
-        return f"{WELCOME}\n\n{self._look()}{carrying}\n\nYour task is to: {self.goal.text}."
+        carrying = f"\n\n{self.inventory()}" if self.holding else ""
+        return f"{WELCOME}\n\n{self.look()}{carrying}\n\nYour task is to: {self.goal.text}."
 
     def act(self, command: str) -> str:
         """Carry out a command and return the feedback; `NOTHING` where it is not admissible."""
         verb, first, second = parse(command)
         match verb:
             case "look":
-                return self._look()
+                return self.look()
             case "inventory":
-                return self._inventory()
+                return self.inventory()
             case "help":
                 return HELP
             case "go to" if first in self.inside and first != self.here:
                 self.here = first
-                return f"You arrive at {first}. {self._contents(first)}"
+                return f"You arrive at {first}. {self.contents(first)}"
             case "open" if first == self.here and kind_of(first) in OPENABLE and first not in self.opened:
                 self.opened.add(first)
-                return f"You open the {first}. {self._contents(first)}"
+                return f"You open the {first}. {self.contents(first)}"
             case "close" if first == self.here and first in self.opened:
                 self.opened.remove(first)
                 return f"You close the {first}."
@@ -200,24 +200,27 @@ class World:
         held = self.holding == knife and kind_of(knife) in KNIVES
         return held and thing in self._visible() and kind_of(thing) in SLICEABLE
 
-    def _contents(self, name: str) -> str:
+    def contents(self, name: str) -> str:
+        """Return what one sees of a receptacle that one faces."""
         if not self._is_open(name):
             return f"The {name} is closed."
         if kind_of(name) in OPENABLE:
             return f"The {name} is open. In it, you see {listed(self.inside[name])}."
         return f"On the {name}, you see {listed(self.inside[name])}."
 
-    def _look(self) -> str:
+    def look(self) -> str:
+        """Return where one is."""
         if self.here is not None:
             return f"You are facing the {self.here}. Next to it, you see nothing."
         return f"You are in the middle of a room. Looking quickly around you, you see {listed(self.inside)}."
 
-    def _inventory(self) -> str:
+    def inventory(self) -> str:
+        """Return what is carried."""
         return f"You are carrying: a {self.holding}." if self.holding else "You are not carrying anything."
 
     def _examine(self, name: str) -> str:
         if name == self.here and name in self.inside:
-            return self._contents(name)
+            return self.contents(name)
         if name != self.holding and name not in self._visible():
             return NOTHING
         kind = kind_of(name)

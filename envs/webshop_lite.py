@@ -175,7 +175,7 @@ class WebshopLiteEpisode:
         metadata = {"purchase": bought} if bought else {}
         return Step(
             messages=({"role": "user", "content": text},), reward=bought["total"] if bought else 0.0,
-            done=bought is not None, tool_calls=(call,), metadata=metadata,
+            done=bought is not None, tool_calls=(call,), summary=self.visit.summary(), metadata=metadata,
         )  # fmt: skip
 
     def close(self) -> None:

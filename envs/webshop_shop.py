@@ -53,6 +53,10 @@ class Visit:
     options: dict[str, str] = field(default_factory=dict)
     """Values chosen on the open product's page, by name."""
     bought: Product | None = None
+    keywords: list[str] = field(default_factory=list)
+    """Of every search, in order."""
+    opened: list[str] = field(default_factory=list)
+    """Every product whose page was opened, by its asin, in order."""
 
     @property
     def can_search(self) -> bool:
@@ -77,6 +81,7 @@ class Visit:
         if not self.can_search:
             return False
         self.found, self.page = self.shop.search(keywords), 1
+        self.keywords.append(keywords)
         return True
 
     def click(self, value: str) -> bool:
@@ -84,13 +89,13 @@ class Visit:
         if value not in self.clickables():
             return False
         if value == BACK.lower():
-            self.found, self.product, self.subpage, self.options = None, None, None, {}
+            self.found, self.product, self.subpage = None, None, None
         elif self.product is None:
             self._click_in_results(value)
         elif value == PREV.lower() and self.subpage is not None:
             self.subpage = None
         elif value == PREV.lower():
-            self.product, self.options = None, {}
+            self.product = None
         elif value == BUY.lower():
             self.bought = self.product
         elif value in (name.lower() for name in SUBPAGES):
@@ -103,11 +108,20 @@ class Visit:
         if value in (PREV.lower(), NEXT.lower()):
             self.page += 1 if value == NEXT.lower() else -1
         else:
-            self.product, self.options = self.shop.by_asin[value.upper()], {}
+            self.product, self.options = self.shop.by_asin[value.upper()], {}  # chosen anew on every visit to a page
+            self.opened.append(self.product.asin)
 
     def _window(self) -> list[Product]:
         start = (self.page - 1) * PRODUCT_WINDOW
         return (self.found or [])[start : start + PRODUCT_WINDOW]
+
+    def summary(self) -> str:
+        """Return what was done so far, and what is chosen now, which no page shows."""
+        chosen = ", ".join(f"{name}: {value}" for name, value in self.options.items()) if self.product else ""
+        return (
+            f"searched for {'; '.join(self.keywords) or 'nothing'}. Opened {', '.join(self.opened) or 'nothing'}. "
+            f"Chosen on this page: {chosen or 'nothing'}."
+        )
 
     def text(self) -> str:
         """Return the visible strings of the page."""

@@ -257,6 +257,22 @@ def test_a_number_acts_only_where_commands_are_offered():
             assert episode.step(number).tool_calls[0].error == "malformed"
 
 
+def test_the_summary_holds_what_was_seen_and_nothing_else():
+    environment = AlfworldLite(AlfworldLiteConfig(level=4))
+    for task in environment.tasks("train")[:24]:
+        world, episode = world_of(task), environment.start()
+        episode.reset(task, 0)
+        shown = ""
+        for command in environment.expert(task):
+            step = episode.step(command)
+            shown += step.observation
+            objects = [thing for things in world.inside.values() for thing in things]
+            assert all(thing in shown for thing in objects if f"a {thing}" in str(step.summary))
+            assert f"{step.metadata['steps']} commands given." in str(step.summary)
+        visited = [call for call in environment.expert(task) if "go to" in call]
+        assert str(step.summary).count("you see") + str(step.summary).count("closed") == len(set(visited))
+
+
 def test_the_step_limit_ends_the_game_and_is_not_a_win(make_trajectory):
     environment = AlfworldLite(AlfworldLiteConfig(max_steps=3))
     episode = environment.start()

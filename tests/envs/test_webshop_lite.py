@@ -249,6 +249,18 @@ def test_going_back_forgets_what_was_chosen():
     assert last.metadata["purchase"]["options"] == {}
 
 
+def test_the_summary_says_what_no_page_shows():
+    environment = WebshopLite(WebshopLiteConfig(n_products=100))
+    task = environment.tasks("train")[0]
+    goal, actions = goal_of(task), environment.expert(task)
+    last = play(environment, task, actions[:-1])[-1]
+    chosen = ", ".join(f"{name}: {value}" for name, value in goal.options.items())
+    assert last.summary is not None
+    assert last.summary.endswith(f"Opened {goal.asin}. Chosen on this page: {chosen}.")
+    back = play(environment, task, [*actions[:-1], "click[back to search]"])[-1]
+    assert str(back.summary).endswith("Chosen on this page: nothing.")
+
+
 def test_what_can_be_done_is_shown_where_asked_for():
     environment = WebshopLite(WebshopLiteConfig(n_products=100, admissible=True))
     task = environment.tasks("train")[0]
