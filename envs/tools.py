@@ -7,12 +7,13 @@ A function of the user's is a tool under the name `module:function`.
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
 from nanoskyrl.envs.actions import ParsedCall
+from nanoskyrl.envs.base import Message
 from nanoskyrl.stages.errors import NanoskyrlError, SettingsError, did_you_mean
 from nanoskyrl.stages.registry import load_attribute
 from nanoskyrl.stages.trajectory import ToolCall
@@ -102,6 +103,8 @@ def offer(names: tuple[str, ...], own: Mapping[str, Callable[..., Any]] | None =
                 hint=did_you_mean(name, TOOLS) or f"Choose from {', '.join(TOOLS)}, or name `module:function`",
             )
         function = (own or {}).get(name) or load_attribute(TOOLS.get(name, name), what="tool")
+        if inspect.iscoroutinefunction(function):
+            raise SettingsError(f"tool `{name}` is a coroutine", hint="Write it as a plain function")
         tool = Tool(name.rpartition(":")[2], function)
         if tool.name in offered:
             raise SettingsError(f"two tools are called `{tool.name}`", hint="Rename one of the functions")
@@ -124,3 +127,14 @@ def carry_out(call: ParsedCall, tools: Mapping[str, Tool]) -> ToolCall:
         detail = f"there is no tool {call.tool[:MAX_NAME_LENGTH]!r}; there is {', '.join(tools)}"
         return ToolCall(tool=call.tool, args=call.args, result=detail, ok=False, error="unknown_tool")
     return tool.call(call.args)
+
+
+def carry_out_all(
+    written: Sequence[ParsedCall], tools: Mapping[str, Tool], most: int
+) -> tuple[list[ToolCall], list[Message]]:
+    """Run up to `most` calls of one turn, and return them with the observations that answer them."""
+    calls = [carry_out(call, tools) for call in written[:most]]
+    if len(written) > most:
+        detail = f"{len(written)} calls in one turn; only {most} are carried out"
+        calls.append(ToolCall(tool=None, result=detail, ok=False, error="too_many_calls"))
+    return calls, [{"role": "tool", "content": call.result if call.ok else f"error: {call.result}"} for call in calls]

@@ -12,6 +12,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from nanoskyrl.stages.parallel import World, share_out
 from nanoskyrl.stages.trajectory import row_arrays
 
 PER_TOKEN = ("logprobs", "old_logprobs", "ref_logprobs", "advantages", "returns", "values")
@@ -74,18 +75,26 @@ def with_weights(sequences: Sequences, weights: Sequence[np.ndarray | None]) -> 
     return replace(sequences, weights=list(weights))
 
 
-def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Split rows into batches of at most `max_tokens` tokens, padding counted; a longer row goes alone.
+def micro_batches(lengths: Sequence[int], max_tokens: int, *, packed: bool = False) -> list[list[int]]:
+    """Split rows into batches of at most `max_tokens` tokens; a longer row goes alone.
 
     Rows of like length go together, so little is padding.
+
+    Args:
+        lengths: Tokens of each row.
+        max_tokens: Of one batch; padding counts unless it is packed.
+        packed: Whether rows are laid end to end.
     """
     batches: list[list[int]] = []
+    filled = 0
     for row in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):
         # Sorted upwards, so the newest row is the widest.
-        if batches and (len(batches[-1]) + 1) * lengths[row] <= max_tokens:
+        filled = filled + lengths[row] if packed else (len(batches[-1]) + 1 if batches else 1) * lengths[row]
+        if batches and filled <= max_tokens:
             batches[-1].append(row)
         else:
             batches.append([row])
+            filled = lengths[row]
     return batches
 
 
@@ -140,14 +149,39 @@ def collate(sequences: Sequences, rows: list[int], device: str) -> MicroBatch:
     return MicroBatch(rows, torch.from_numpy(ids).to(device), torch.from_numpy(attention).to(device), *tensors)
 
 
+def idle_batch(device: str) -> MicroBatch:
+    """Return a micro-batch of no row, for a pass whose loss is nothing."""
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=device)
+    nothing = torch.zeros(1, 1, device=device)
+    return MicroBatch([], ids, torch.ones_like(ids), torch.ones_like(nothing), *[nothing] * (1 + len(PER_TOKEN)))
+
+
 def response_part(sequences: Sequences, row: int, line: np.ndarray) -> np.ndarray:
     """Return the numbers of a row's response tokens from a line of a micro-batch's [T-1]."""
     start = len(sequences.prompt_ids[row]) - 1
     return line[start : start + len(sequences.response_ids[row])].copy()
 
 
-def collate_all(sequences: Sequences, rows: Sequence[int], max_tokens: int, device: str) -> Iterator[MicroBatch]:
-    """Yield the micro-batches of these rows."""
-    lengths = sequences.lengths
-    for batch in micro_batches([lengths[row] for row in rows], max_tokens):
-        yield collate(sequences, [rows[index] for index in batch], device)
+def collate_all(
+    sequences: Sequences,
+    rows: Sequence[int],
+    max_tokens: int,
+    device: str,
+    *,
+    packed: bool = False,
+    world: World = World(),
+) -> Iterator[MicroBatch | None]:
+    """Yield this process's micro-batches of these rows.
+
+    Args:
+        sequences: The table's rows.
+        rows: Which of them.
+        max_tokens: Of one micro-batch.
+        device: Where tensors go.
+        packed: Whether padding is not computed, and does not count.
+        world: All processes; each yields as many. None stands for a pass with nothing to do.
+    """
+    all_lengths = sequences.lengths
+    lengths = [all_lengths[row] for row in rows]
+    for batch in share_out(micro_batches(lengths, max_tokens, packed=packed), lengths, world):
+        yield collate(sequences, [rows[index] for index in batch], device) if batch else None

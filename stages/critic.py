@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.kv_cache import without_wrapper
+from nanoskyrl.stages.packing import hidden_states, is_packing, pack_of, prepare_packing
 from nanoskyrl.stages.policy import CRITIC, check_critic
 from nanoskyrl.stages.storage import make_directory
 from nanoskyrl.stages.train_config import CriticConfig
@@ -47,10 +48,17 @@ class Critic(nn.Module):
             mask: [B, T] 1 for real tokens.
             hidden: [B, T-1, H] of the policy, for a critic without a backbone.
         """
-        if self.backbone is not None:
-            hidden = self.backbone(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state[:, :-1]
-        assert hidden is not None
-        return self.head(hidden.to(self.head.weight.dtype))[..., 0].float()
+        if self.backbone is None:
+            assert hidden is not None
+            return self._value(hidden)
+        pack = pack_of(mask) if is_packing(self.backbone) else None
+        values = self._value(hidden_states(self.backbone, ids, mask, pack))
+        if pack is not None:
+            values = values.new_zeros(ids.numel()).index_copy(0, pack.places, values).view(ids.shape)
+        return values[:, :-1]
+
+    def _value(self, states: Tensor) -> Tensor:
+        return self.head(states.to(self.head.weight.dtype))[..., 0].float()
 
 
 def new_critic(model: Any, config: CriticConfig, *, lora: bool) -> Critic:
@@ -94,6 +102,8 @@ def load_critic(policy: Path, model: Any, config: CriticConfig, *, dtype: torch.
     try:
         kind = json.loads((folder / DESCRIPTION).read_bytes())["backbone"]
         backbone = AutoModel.from_pretrained(folder, dtype=dtype) if kind == "own" else None
+        if backbone is not None:
+            prepare_packing(backbone)
         critic = Critic(cast(nn.Module, backbone), base.config.get_text_config().hidden_size)
         critic.head.load_state_dict(load_file(folder / HEAD))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:

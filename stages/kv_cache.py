@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 
-@cache
 def without_wrapper(model: Any) -> Any:
     """Return the model inside a PeftModel, its adapters still in place; any other model as it is."""
     return getattr(model, "get_base_model", lambda: model)()
 
 
+@cache
 def _argument(model_class: type) -> str:
     # Renamed within transformers 5; the old name warns on every call and then goes.
     return "cache" if "cache" in inspect.signature(model_class.forward).parameters else "past_key_values"

@@ -5,9 +5,7 @@ policy and state asked for, so a live learner and a fresh one end with the same 
 """
 
 import contextlib
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,36 +13,43 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 
-from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all, response_part
-from nanoskyrl.stages.critic import Critic, load_critic, new_critic, save_critic
+from nanoskyrl.stages.adapters import rank_of, with_adapters
+from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all, idle_batch, response_part
+from nanoskyrl.stages.checkpointing import keep_less
+from nanoskyrl.stages.critic import Critic, load_critic, new_critic
 from nanoskyrl.stages.digests import digest_json
 from nanoskyrl.stages.errors import EngineError, InputError, SettingsError
 from nanoskyrl.stages.hf_engine import pick_device, pick_dtype
-from nanoskyrl.stages.logprobs import TokenStatistics, sequence_logprobs
+from nanoskyrl.stages.kv_cache import without_wrapper
+from nanoskyrl.stages.logprobs import Head, TokenStatistics, sequence_logprobs
+from nanoskyrl.stages.optim import Masters, make_optimizer
+from nanoskyrl.stages.packing import prepare_packing
+from nanoskyrl.stages.parallel import accelerator_of, device_of, join, strategy_of
 from nanoskyrl.stages.policy import (
-    POLICY_JSON,
     PolicyInfo,
     cached_digest,
+    count_parameters,
     critic_digest,
+    find_base,
     is_adapter,
-    is_weights,
     load_model,
     policy_digest,
-    policy_files,
     read_info,
     write_info,
 )
-from nanoskyrl.stages.storage import TEMPORARY, link_or_copy, make_directory, sync_tree, write_errors
-from nanoskyrl.stages.train_config import DEFAULT_LORA_RANK, FULL_BELOW, CriticConfig, OptimizerConfig
+from nanoskyrl.stages.storage import make_directory, sync_tree, write_errors
+from nanoskyrl.stages.train_config import FULL_BELOW, CriticConfig, OptimizerConfig
+from nanoskyrl.stages.trained import write_policy
 
 DEFAULT_LR = {"full_small": 2e-4, "full": 1e-6, "lora": 1e-4}
 CRITIC_LR_FACTOR = 5
 """A critic of its own starts from nothing, and learns by regression: it can go faster than the policy."""
 STATE_FILE = "optimizer.pt"
 CANARY_TOKENS = 256
+DEEPSPEED_TAG = "deepspeed"
+END: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +64,58 @@ class StepResult:
     """Of the critic's own weights."""
 
 
+class PolicyModule(nn.Module):
+    """A model as it is trained: one forward pass gives log-probs and entropies.
+
+    What wraps a model for several processes watches its forward pass, so all of it goes through here.
+    """
+
+    def __init__(self, model: Any, *, fused: bool = False) -> None:
+        """Wrap a model of transformers or peft."""
+        super().__init__()
+        self.model = model
+        self.head = Head(without_wrapper(model), fused=fused)
+
+    def forward(
+        self, ids: Tensor, mask: Tensor, select: Tensor | None, temperature: float, want_hidden: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return what `sequence_logprobs` does, as a tuple: DeepSpeed looks for tensors in no other record."""
+        found = sequence_logprobs(
+            self.model, ids, mask, temperature=temperature, select=select, head=self.head, want_hidden=want_hidden
+        )
+        return found.logprobs, found.entropy, found.hidden
+
+
 class Learner:
     """A model with its optimizer, and a critic if it is asked for one."""
 
-    def __init__(self, config: OptimizerConfig = OptimizerConfig(), *, critic: CriticConfig | None = None) -> None:
+    def __init__(
+        self, config: OptimizerConfig = OptimizerConfig(), *, critic: CriticConfig | None = None, frozen: bool = False
+    ) -> None:
         """Hold nothing until `load`.
 
         Args:
             config: Of the optimizer and the adapters.
             critic: How a critic is made where the policy has none yet; None: there is no critic.
+            frozen: Never train: hold no optimizer.
         """
-        self.config, self.critic_config = config, critic
+        self.config, self.critic_config, self.frozen = config, critic, frozen
         self.critic: Critic | None = None
-        self.device = pick_device(config.device)
+        self.world = join(pick_device(config.device))
+        self.device = device_of(pick_device(config.device))
         self.model: Any = None
+        self.packed = False
+        self.strategy = "one"
+        self.parameters = 0
+        """How many numbers the model holds."""
         self.policy_digest: str | None = None
         self._critic_digest: str | None = None
         self._seed = 0
         self._state_digest: str | None = None
         self._policy: Path | None = None
+        self._module: Any = None
+        self.masters = Masters([])
+        """What the optimizer steps: the weights themselves, or float32 copies."""
         self._optimizer: Any = None
         self._scheduler: Any = None
         self._critic_optimizer: Any = None
@@ -92,7 +130,7 @@ class Learner:
             return self.config.lr
         if self.lora_rank:
             return DEFAULT_LR["lora"]
-        return DEFAULT_LR["full_small" if self._parameters() < FULL_BELOW else "full"]
+        return DEFAULT_LR["full_small" if self.parameters < FULL_BELOW else "full"]
 
     @property
     def _critic_lr(self) -> float:
@@ -116,8 +154,9 @@ class Learner:
         """Name of the type that weights are held in."""
         return str(pick_dtype(self.config.dtype, self.device)).removeprefix("torch.")
 
-    def _parameters(self) -> int:
-        return sum(p.numel() for p in self.model.parameters())
+    @property
+    def _with_deepspeed(self) -> bool:
+        return self.strategy.startswith("zero")
 
     def load(self, policy: Path, state: Path | None = None, *, seed: int = 0) -> None:
         """Take a policy, and the optimizer's state that goes with it, unless they are held already.
@@ -129,100 +168,95 @@ class Learner:
 
         Raises:
             InputError: the policy or the state does not load.
-            SettingsError: another kind of training than the one that made the policy.
+            SettingsError: another kind of training than the one that made the policy, or one that cannot be here.
         """
         held = (policy_digest(policy), critic_digest(policy) if self.critic_config else None, _state_digest(state))
         if (*held, seed) == (self.policy_digest, self._critic_digest, self._state_digest, self._seed):
             self._policy = policy
             return
         dtype = pick_dtype(self.config.dtype, self.device)
-        model = load_model(policy, dtype=dtype, device=self.device)
-        self.lora_rank = _rank_of(model, self.config.lora_rank)
+        self.model = self._module = self._optimizer = None  # two models at once may not fit
+        model = load_model(policy, dtype=dtype, device=self.device, quantization=self._quantization())
+        found = count_parameters(find_base(policy) if is_adapter(policy) else policy)
+        self.parameters = found or sum(p.numel() for p in model.parameters())
+        self.packed = self.config.packing and prepare_packing(model)
+        self.lora_rank = rank_of(model, self.config.lora_rank, self.parameters)
+        if self.config.quantization is not None and not self.lora_rank:
+            raise SettingsError(
+                f"`train.quantization` is {self.config.quantization}, and no adapters are trained",
+                hint="Set `train.lora_rank`, such as 32: quantized weights themselves do not learn",
+            )
+        self.strategy = strategy_of(self.config, self.world, parameters=self.parameters, lora=bool(self.lora_rank))
         self.critic = self._critic_optimizer = self._critic_scheduler = None
         if self.critic_config is not None:
+            if self._with_deepspeed:
+                raise SettingsError(
+                    f"a critic cannot be trained beside the policy under {self.strategy}",
+                    hint="Set `train.strategy = ddp`, or choose an algorithm without a critic",
+                )
             self.critic = load_critic(policy, model, self.critic_config, dtype=dtype, device=self.device) or new_critic(
                 model, self.critic_config, lora=bool(self.lora_rank)
             )
         if self.lora_rank and not is_adapter(policy):
-            if read_info(policy).parent is not None:
-                raise SettingsError(
-                    f"`{policy}` was trained as a whole, and `train.lora_rank` is {self.lora_rank}",
-                    hint="Go on with `train.lora_rank = 0`, or begin another run with this policy",
-                )
-            model = self._with_adapters(model, policy, seed)
+            model = with_adapters(model, policy, self.config, self.lora_rank, seed)
         self.model = model
-        self._prepare()
+        self._prepare(dtype)
         if state is not None:
             self._load_state(state)
         self.policy_digest, self._critic_digest, self._state_digest = held
         self._policy, self._seed = policy, seed
 
-    def _with_adapters(self, model: Any, policy: Path, seed: int) -> Any:
-        from peft import LoraConfig, get_peft_model
-
-        # Not the smallest layer: a router of a few experts would forbid every useful rank.
-        head = model.get_output_embeddings()
-        linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
-        largest = max((min(m.in_features, m.out_features) for m in linear), default=self.lora_rank)
-        if self.lora_rank > largest:
+    def _quantization(self) -> str | None:
+        if self.config.quantization is not None and self.device == "cpu":
             raise SettingsError(
-                f"`train.lora_rank` is {self.lora_rank}, past the {largest} of the model's largest layer",
-                hint="Give less than that, such as 16, or train the whole model with 0",
+                f"`train.quantization` is {self.config.quantization}, and there is no GPU",
+                hint="Leave it out: on a CPU, quantized weights are slower than whole ones",
             )
-        torch.manual_seed(seed)
-        config = LoraConfig(
-            r=self.lora_rank, lora_alpha=self.config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
-        )
-        model = get_peft_model(model, config)
-        # The place of the base differs from run to run; its name does not.
-        model.peft_config["default"].base_model_name_or_path = read_info(policy).source
-        return model
+        return self.config.quantization
 
-    def _prepare(self) -> None:
-        from accelerate import Accelerator
-
+    def _prepare(self, dtype: torch.dtype) -> None:
+        module = PolicyModule(self.model, fused=self.config.compile)
+        # No dropout: the ratio of a fresh update must be 1, and a resumed step must see the same masks.
+        module.eval()
+        if self.frozen:
+            self._module = module
+            return
+        keep_less(without_wrapper(self.model), self._checkpointed(), compiled=self.config.compile)
         if self._accelerator is None:
-            self._accelerator = Accelerator(cpu=self.device == "cpu")
+            self._accelerator = accelerator_of(self.strategy, self.config, self.device.partition(":")[0], dtype)
         self._accelerator.free_memory()  # it would keep the models of earlier loads
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        self.model, self._optimizer, self._scheduler = self._accelerator.prepare(
-            self.model, *self._optimizer_of(trained, self.lr)
-        )
-        # No dropout: the ratio of a fresh update must be 1, and a resumed step must see the same masks.
-        self.model.eval()
+        if self._with_deepspeed:  # which keeps float32 copies of its own
+            self.masters = Masters([])
+            optimizer, self._scheduler = make_optimizer(trained, self.lr, self.config)
+        else:
+            self.masters = Masters(trained)
+            optimizer, self._scheduler = make_optimizer(self.masters.stepped, self.lr, self.config)
+        self._module, self._optimizer = self._accelerator.prepare(module, optimizer)
         if self.critic is not None:
             # An optimizer of its own: a run may go over to an algorithm without a critic, and back.
-            prepared = self._accelerator.prepare(
-                self.critic, *self._optimizer_of(list(self.critic.parameters()), self._critic_lr)
+            optimizer, self._critic_scheduler = make_optimizer(
+                list(self.critic.parameters()), self._critic_lr, self.config
             )
-            self.critic, self._critic_optimizer, self._critic_scheduler = prepared[0].eval(), *prepared[1:]
+            prepared = self._accelerator.prepare(self.critic, optimizer)
+            self.critic, self._critic_optimizer = prepared[0].eval(), prepared[1]
 
-    def _optimizer_of(self, parameters: list[Any], lr: float) -> tuple[Any, Any]:
-        """Return an optimizer and its schedule."""
-        from transformers import get_scheduler
-
-        optimizer = torch.optim.AdamW(
-            parameters, lr=lr, betas=self.config.adam_betas, weight_decay=self.config.weight_decay
-        )
-        try:
-            scheduler = get_scheduler(
-                self.config.lr_scheduler,
-                optimizer,
-                num_warmup_steps=self.config.lr_warmup_steps,
-                num_training_steps=self.config.lr_decay_steps,
-            )
-        except ValueError as error:
-            raise SettingsError(
-                f"`train.lr_scheduler` {self.config.lr_scheduler!r}: {error}",
-                hint="Check the name, and `train.lr_decay_steps`",
-            ) from error
-        return optimizer, scheduler
+    def _checkpointed(self) -> float:
+        share = self.config.gradient_checkpointing
+        return share if share is not None else float(self.parameters >= FULL_BELOW)
 
     def _load_state(self, state: Path) -> None:
         try:
+            if self._with_deepspeed:
+                found, _ = self._module.load_checkpoint(str(state), tag=DEEPSPEED_TAG, load_lr_scheduler_states=False)
+                if found is None:
+                    raise FileNotFoundError(state)
             saved = torch.load(state / STATE_FILE, map_location=self.device, weights_only=True)
-            self._optimizer.load_state_dict(saved["optimizer"])
             self._scheduler.load_state_dict(saved["scheduler"])
+            if self._with_deepspeed:
+                return
+            self._optimizer.load_state_dict(saved["optimizer"])
+            self.masters.load_state(saved.get("masters", ()))
             if self.critic is not None and "critic_optimizer" in saved:
                 self._critic_optimizer.load_state_dict(saved["critic_optimizer"])
                 self._critic_scheduler.load_state_dict(saved["critic_scheduler"])
@@ -236,16 +270,31 @@ class Learner:
                 hint="Train with the settings it was made with",
             ) from error
 
+    def micro_batches(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> Iterator[MicroBatch | None]:
+        """Yield this process's micro-batches of these rows; None: the others have one more."""
+        return collate_all(sequences, rows, max_tokens, self.device, packed=self.packed, world=self.world)
+
     def statistics(self, batch: MicroBatch, temperature: float) -> TokenStatistics:
         """Return log-probs, with gradient, and entropies of a micro-batch's sampled tokens."""
-        return sequence_logprobs(
-            self.model, batch.ids, batch.attention_mask, temperature=temperature, select=batch.loss_mask
-        )
+        shared = self.critic is not None and self._bare(self.critic).backbone is None
+        return TokenStatistics(*self._module(batch.ids, batch.attention_mask, batch.loss_mask, temperature, shared))
+
+    def _bare(self, module: Any) -> Any:
+        return module if self._accelerator is None else self._accelerator.unwrap_model(module)
 
     def values_of(self, batch: MicroBatch, found: TokenStatistics) -> Tensor:
         """Return what the critic foretells before each sampled token, with gradient; [B, T-1], 0 elsewhere."""
         assert self.critic is not None
         return self.critic(batch.ids, batch.attention_mask, found.hidden) * batch.loss_mask
+
+    def _idle(self) -> Tensor:
+        """Return a loss of 0 that reaches every weight: the others wait for this process's gradient."""
+        batch = idle_batch(self.device)
+        found = self.statistics(batch, 1.0)
+        loss = found.logprobs.sum() * 0
+        if self.critic is not None:
+            loss = loss + self.values_of(batch, found).sum() * 0
+        return loss
 
     def logprobs(self, sequences: Sequences, temperature: float, max_tokens: int) -> list[np.ndarray]:
         """Return the nats of every row's response tokens, 0 on those that were observed."""
@@ -259,8 +308,7 @@ class Learner:
 
     def reference_logprobs(self, sequences: Sequences, temperature: float, max_tokens: int) -> list[np.ndarray]:
         """Return the nats under the model without its adapters, if it has any: no second copy is needed."""
-        model = self._accelerator.unwrap_model(self.model)
-        with model.disable_adapter() if self.lora_rank else contextlib.nullcontext():
+        with self.model.disable_adapter() if self.lora_rank else contextlib.nullcontext():
             return self.logprobs(sequences, temperature, max_tokens)
 
     def _by_row(
@@ -269,57 +317,102 @@ class Learner:
         found = [np.zeros(len(row), np.float32) for row in sequences.response_ids]
         rows = [row for row, count in enumerate(sequences.trained_tokens) if count]
         with torch.no_grad():
-            for batch in collate_all(sequences, rows, max_tokens, self.device):
+            for batch in self.micro_batches(sequences, rows, max_tokens):
+                if batch is None:
+                    self._idle()
+                    continue
                 for row, line in zip(batch.rows, of_batch(batch).float().cpu().numpy(), strict=True):
                     found[row] = response_part(sequences, row, line)
-        return found
+        if self.world.size == 1:
+            return found
+        ends = np.cumsum([len(row) for row in found])
+        return np.split(self.world.sum(np.concatenate(found)), ends[:-1])
 
-    def gradient(self, batches: Iterable[MicroBatch], loss_of: Callable[[MicroBatch], Tensor]) -> Tensor:
+    def gradient(self, batches: Iterable[MicroBatch | None], loss_of: Callable[[MicroBatch], Tensor]) -> Tensor:
         """Return the gradient of the summed loss by the trained weights, as one vector on the CPU; nothing is kept."""
-        self._accumulate(batches, loss_of)
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        flat = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten().float().cpu() for p in parameters]
-        self._forget_gradients()
-        return torch.cat(flat)
+        self.accumulate(batches, loss_of)
+        found = [self._gradient_of(p).flatten().float().cpu() for p in self.model.parameters() if p.requires_grad]
+        self.forget_gradients()
+        return torch.cat(found)
+
+    def _gradient_of(self, parameter: Any) -> Tensor:
+        if self._with_deepspeed:
+            from deepspeed.utils import safe_get_full_grad
+
+            return safe_get_full_grad(parameter)  # type: ignore[return-value]
+        master = next(m for p, m in zip(self.masters.parameters, self.masters.stepped, strict=True) if p is parameter)
+        return torch.zeros_like(master) if master.grad is None else master.grad
 
     @property
     def _optimizers(self) -> list[Any]:
         return [each for each in (self._optimizer, self._critic_optimizer) if each is not None]
 
-    def _forget_gradients(self) -> None:
+    def forget_gradients(self) -> None:
+        """Free what was accumulated."""
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
 
-    def _accumulate(self, batches: Iterable[MicroBatch], loss_of: Callable[[MicroBatch], Tensor]) -> None:
-        """Put the summed gradient of the micro-batches in place of what was there."""
-        self._forget_gradients()
-        for batch in batches:
-            self._accelerator.backward(loss_of(batch))
+    def accumulate(self, batches: Iterable[MicroBatch | None], loss_of: Callable[[MicroBatch], Tensor]) -> None:
+        """Put the summed gradient of all processes' micro-batches in place of what was there."""
+        self.forget_gradients()
+        batches = iter(batches)
+        batch, more = next(batches, END), True
+        while more and batch is not END:
+            following = next(batches, END)
+            more = following is not END
+            # Several processes: gradients are averaged, and the loss is a share of the sum. Copies in float32 take
+            # up each micro-batch's gradient, so each is exchanged; otherwise the last one's exchange does for all.
+            wait = more and not self.masters.any and self.world.size > 1 and not self._with_deepspeed
+            with self._accelerator.no_sync(self._module) if wait else contextlib.nullcontext():
+                loss = self._idle() if batch is None else loss_of(batch)  # type: ignore[arg-type]
+                if self._with_deepspeed:
+                    self._module.set_gradient_accumulation_boundary(not more)
+                    self._module.backward(loss * self.world.size)
+                else:
+                    self._accelerator.backward(loss * self.world.size if self.world.size > 1 else loss)
+            self.masters.take_gradients()
+            batch = following
 
-    def step(self, batches: Iterable[MicroBatch], loss_of: Callable[[MicroBatch], Tensor]) -> StepResult:
+    def step(self, batches: Iterable[MicroBatch | None], loss_of: Callable[[MicroBatch], Tensor]) -> StepResult:
         """Add up the gradients of the micro-batches and take one optimizer step.
 
         Args:
             batches: Of one mini-batch.
             loss_of: Returns a micro-batch's share of the mini-batch's loss.
         """
-        self._accumulate(batches, loss_of)
-        norm = float(self._accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
+        self.accumulate(batches, loss_of)
+        lr = float(self._scheduler.get_last_lr()[0])
+        if self._with_deepspeed:
+            return self._deepspeed_step(lr)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.masters.stepped, self.config.max_grad_norm))
         of_critic = None
         if self.critic is not None and self.critic_config is not None:
             of_critic = float(
-                self._accelerator.clip_grad_norm_(self.critic.parameters(), self.critic_config.max_grad_norm)
+                torch.nn.utils.clip_grad_norm_(self.critic.parameters(), self.critic_config.max_grad_norm)
             )
-        lr = float(self._scheduler.get_last_lr()[0])
         finite = np.isfinite(norm) and np.isfinite(of_critic or 0.0)
         if finite:
             for optimizer in self._optimizers:
                 optimizer.step()
+            self.masters.give_back()
             self.policy_digest = None  # no published policy any more, until it is saved
         for scheduler in (self._scheduler, self._critic_scheduler):
             if scheduler is not None:
                 scheduler.step()
         return StepResult(norm, lr, not finite, of_critic)
+
+    def _deepspeed_step(self, lr: float) -> StepResult:
+        self.policy_digest = None
+        self._module.step()
+        norm = float(self._module.get_global_grad_norm() or 0.0)
+        self._scheduler.step()
+        skipped = bool(getattr(self._module.optimizer, "overflow", False))
+        if not np.isfinite(norm) and not skipped:
+            raise EngineError(
+                "the gradient was not finite, and DeepSpeed stepped all the same",
+                hint="Lower `train.lr`; the policy on disk is as it was",
+            )
+        return StepResult(norm, lr, skipped)
 
     def save(self, policy: Path, state: Path, canary: Sequence[int]) -> str:
         """Write the policy and the optimizer's state, and return the policy's digest.
@@ -331,79 +424,75 @@ class Learner:
         """
         assert self._policy is not None
         parent = policy_digest(self._policy)
-        base = (read_info(self._policy).base or parent) if self.lora_rank else None
-        model = self._accelerator.unwrap_model(self.model)
-        # Asked to find out whether embeddings changed, peft would look for the base model on the hub.
-        whole = {"save_embedding_layers": False} if self.lora_rank else {}
-        make_directory(policy)
-        with (
-            write_errors(policy, SafetensorError),
-            tempfile.TemporaryDirectory(dir=policy.parent, prefix="policy-", suffix=TEMPORARY) as scratch,
-        ):
-            model.save_pretrained(scratch, **whole)
-            for file in policy_files(Path(scratch)):
-                file.rename(policy / file.name)
-        # The tokenizer is the parent's, byte for byte. A directory from outside may change under us: copy that.
-        take = link_or_copy if (self._policy / POLICY_JSON).is_file() else shutil.copyfile
-        with write_errors(policy):
-            for file in policy_files(self._policy):
-                there = is_weights(file) or (policy / file.name).exists()
-                if not there and not (base and file.name == "config.json"):
-                    take(file, policy / file.name)
-        if self.critic is not None:
-            with write_errors(policy, SafetensorError):
-                save_critic(self._accelerator.unwrap_model(self.critic), policy)
-        canary = list(canary)[:CANARY_TOKENS]
-        with torch.no_grad():
-            ids = torch.tensor([canary], device=self.device)
-            logprobs = sequence_logprobs(self.model, ids, torch.ones_like(ids), temperature=1.0).logprobs[0].tolist()
+        # Under ZeRO-3 all processes take part, layer by layer; the first one gets the whole.
+        gathered = self._gathered()
+        if self.world.is_main:
+            write_policy(
+                self.model, policy, start=self._policy, adapter=bool(self.lora_rank), gathered=gathered,
+                critic=None if self.critic is None else self._bare(self.critic),
+            )  # fmt: skip
+        del gathered
+        logprobs = self._canary(canary)
         if not np.isfinite(logprobs).all():
             raise EngineError("the trained policy gives log-probs that are not finite", hint="Lower `train.lr`")
-        write_info(
-            policy,
-            PolicyInfo(
-                parent=parent,
-                base=base,
-                source=read_info(self._policy).source,
-                canary_ids=canary,
-                canary_logprobs=logprobs,
-                critic=critic_digest(policy),
-            ),
-        )
-        make_directory(state)
-        kept = {"optimizer": self._optimizer.state_dict(), "scheduler": self._scheduler.state_dict()}
-        if self.critic is not None:
-            kept["critic_optimizer"] = self._critic_optimizer.state_dict()
-            kept["critic_scheduler"] = self._critic_scheduler.state_dict()
-        with write_errors(state / STATE_FILE, RuntimeError):  # torch's writer knows no OSError
-            torch.save(kept, state / STATE_FILE)
-        with write_errors(policy.parent):
-            sync_tree(policy)
-            sync_tree(state)
+        if self.world.is_main:
+            write_info(
+                policy,
+                PolicyInfo(
+                    parent=parent,
+                    base=(read_info(self._policy).base or parent) if self.lora_rank else None,
+                    source=read_info(self._policy).source,
+                    canary_ids=list(canary)[:CANARY_TOKENS],
+                    canary_logprobs=logprobs,
+                    critic=critic_digest(policy),
+                ),
+            )
+        self._save_state(state)
+        self.world.barrier()
+        if self.world.is_main:
+            with write_errors(policy.parent):
+                sync_tree(policy)
+                sync_tree(state)
+        self.world.barrier()
         self.policy_digest, self._state_digest, self._policy = policy_digest(policy), _state_digest(state), policy
         self._critic_digest = critic_digest(policy)
         return self.policy_digest
+
+    def _gathered(self) -> dict[str, Tensor] | None:
+        """Return the weights by the names of the bare model, if no process holds them whole."""
+        if self.strategy != "zero3":
+            return None
+        prefix = "model."
+        found = self._accelerator.get_state_dict(self._module) or {}
+        return {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
+
+    def _canary(self, canary: Sequence[int]) -> list[float]:
+        """Return the nats of a sequence's tokens but the first, at temperature 1."""
+        with torch.no_grad():
+            ids = torch.tensor([list(canary)[:CANARY_TOKENS]], device=self.device)
+            return self._module(ids, torch.ones_like(ids), None, 1.0, False)[0][0].tolist()
+
+    def _save_state(self, state: Path) -> None:
+        make_directory(state)
+        kept = {"scheduler": self._scheduler.state_dict()}
+        if self._with_deepspeed:
+            self._module.save_checkpoint(str(state), tag=DEEPSPEED_TAG, exclude_frozen_parameters=True)
+        else:
+            kept["optimizer"] = self._optimizer.state_dict()
+            if self.masters.any:
+                kept["masters"] = self.masters.state()
+            if self.critic is not None:
+                kept["critic_optimizer"] = self._critic_optimizer.state_dict()
+                kept["critic_scheduler"] = self._critic_scheduler.state_dict()
+        if self.world.is_main:
+            with write_errors(state / STATE_FILE, RuntimeError):  # torch's writer knows no OSError
+                torch.save(kept, state / STATE_FILE)
 
 
 def _state_digest(state: Path | None) -> str | None:
     if state is None:
         return None
-    return digest_json({path.name: cached_digest(path) for path in sorted(state.glob("*"))})
-
-
-def _rank_of(model: Any, asked: int | None) -> int:
-    """Return the rank of the adapters that are, or are to be, on the model; 0 for none."""
-    if hasattr(model, "peft_config"):
-        found = model.peft_config["default"].r
-        if asked is not None and asked != found:
-            raise SettingsError(
-                f"the policy has adapters of rank {found}, and `train.lora_rank` is {asked}",
-                hint="Go on with its rank, or begin another run",
-            )
-        return found
-    if asked is not None:
-        return asked
-    return 0 if sum(p.numel() for p in model.parameters()) < FULL_BELOW else DEFAULT_LORA_RANK
+    return digest_json({path.name: cached_digest(path) for path in sorted(state.rglob("*")) if path.is_file()})
 
 
 def one_temperature(table: pa.Table) -> float:

@@ -1,20 +1,24 @@
 """Log-probs and entropy of given tokens, in chunks: the logits never exist whole.
 
-The hidden states of the last layer are turned into logits a few thousand tokens at a
-time. With gradients, each chunk's logits are computed again in the backward pass.
+The states of the last layer are turned into logits some thousand tokens at a time, and
+again in the backward pass, which keeps one number a token in between.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from nanoskyrl.stages.kv_cache import without_wrapper
+from nanoskyrl.stages.packing import hidden_states, is_packing, pack_of
 
-CHUNK_ELEMENTS = 1 << 25
-"""Tokens times vocabulary in one chunk of float32 logits: 128 MiB."""
+CHUNK_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 27}
+"""Tokens times vocabulary in one chunk: 128 and 512 MiB of float32. A GPU's matrix products want a thousand tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,55 +29,178 @@ class TokenStatistics:
     """[B, T-1] float32 nats; carries the gradient."""
     entropy: Tensor
     """[B, T-1] float32 nats; without gradient."""
-    hidden: Tensor
-    """[B, T-1, H] states that the tokens were foretold from; carry the gradient."""
+    hidden: Tensor | None
+    """[B, T-1, H] states that the tokens were foretold from, if asked for; carry the gradient."""
 
 
 def sequence_logprobs(
-    model: Any, ids: Tensor, mask: Tensor, *, temperature: float, select: Tensor | None = None
+    model: Any,
+    ids: Tensor,
+    mask: Tensor,
+    *,
+    temperature: float,
+    select: Tensor | None = None,
+    head: "Head | None" = None,
+    want_hidden: bool = False,
 ) -> TokenStatistics:
     """Return the log-prob of every token under the model, and the entropy where it was drawn.
 
     Args:
-        model: A causal language model of transformers, or a PeftModel over one.
+        model: A causal language model of transformers, or a PeftModel over one; run packed if it was prepared for it.
         ids: [B, T] token ids, padded on the right.
         mask: [B, T] 1 for real tokens.
         temperature: Logits are divided by it, as they were when the tokens were sampled.
-        select: [B, T-1] True where the statistics are wanted; elsewhere they are 0. None: everywhere.
+        select: [B, T-1] True where the statistics are wanted; elsewhere they are 0. None: of every real token.
+        head: Of the model; made here if it is not given.
+        want_hidden: Whether the states are wanted, too.
 
     Returns:
         Statistics of tokens 1..T-1.
     """
     base = without_wrapper(model)
+    head = head or Head(base)
+    count, length = ids.shape
+    pack = pack_of(mask) if is_packing(base) else None
     # Through the wrapped model's own modules, so that adapters inside them take part.
-    body, head = base.get_decoder(), base.get_output_embeddings()
-    cap = getattr(base.config, "final_logit_softcapping", None)  # Gemma bounds its logits after the head
-    hidden = body(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state[:, :-1]
-    targets = ids[:, 1:]
-    chosen = torch.ones_like(targets, dtype=torch.bool) if select is None else select.bool()
-    picked, wanted = hidden[chosen], targets[chosen]
-    size = max(1, CHUNK_ELEMENTS // head.weight.shape[0])
+    states = hidden_states(base.get_decoder(), ids, mask, pack)
+    chosen = (mask[:, 1:] if select is None else select) != 0
+    sources = chosen.flatten().nonzero()[:, 0]  # of B * (T-1); the state before token t + 1 stands at t
+    sources = sources + sources // max(1, length - 1)
+    if pack is not None:
+        sources = (mask.flatten().cumsum(0) - 1).index_select(0, sources)
+    picked = states.reshape(-1, states.shape[-1]).index_select(0, sources)
+    logprobs, entropy = head(picked, ids[:, 1:][chosen], temperature)
+    zeros = torch.zeros(chosen.shape, dtype=torch.float32, device=ids.device)
+    hidden = None
+    if want_hidden:
+        room = states.new_zeros(count * length, states.shape[-1])
+        padded = states if pack is None else room.index_copy(0, pack.places, states).unflatten(0, (count, length))
+        hidden = padded[:, :-1]
+    return TokenStatistics(zeros.masked_scatter(chosen, logprobs), zeros.masked_scatter(chosen, entropy), hidden)
 
-    def chunk(states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        logits = head(states).float()
-        if cap:
-            logits = cap * torch.tanh(logits / cap)
-        logits = logits / temperature
-        logp = logits.log_softmax(-1)
+
+class Head(nn.Module):
+    """From states to log-probs and entropy; shares its weights with the model's own head."""
+
+    def __init__(self, base: Any, *, fused: bool = False) -> None:
+        """Take the head of a model.
+
+        Args:
+            base: A causal language model of transformers.
+            fused: Compile what is done with logits, so that a GPU reads and writes them fewer times.
+        """
+        super().__init__()
+        head = base.get_output_embeddings()
+        # Gemma bounds its logits after the head.
+        self.cap = getattr(base.config.get_text_config(), "final_logit_softcapping", None)
+        self.plain = type(head) is nn.Linear and not self.cap
+        self.fused = fused
+        if self.plain:
+            # Its own parameters: ZeRO-3 gathers what a module holds when it is called.
+            self.weight, self.bias = head.weight, head.bias
+        else:
+            self.head = head
+
+    def forward(self, states: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Return nats of the labels, with gradient, and entropy in nats; [N] float32 each.
+
+        Args:
+            states: [N, H]
+            labels: [N]
+            temperature: Logits are divided by it.
+        """
+        if not len(states):
+            nothing = states.sum(-1).float()
+            return nothing, nothing.detach()
+        elements = CHUNK_ELEMENTS["cuda" if states.is_cuda else "cpu"]
+        if self.plain:
+            size = max(1, elements // self.weight.shape[0])
+            found = _LogProbs.apply(states, self.weight, self.bias, labels, temperature, size, self.fused)
+            return found[0], found[1]
+        size = max(1, elements // self.head.weight.shape[0])
+        pieces = [
+            checkpoint(self._whole, *part, temperature, use_reentrant=False)
+            for part in zip(states.split(size), labels.split(size), strict=True)
+        ]
+        return torch.cat([logprobs for logprobs, _ in pieces]), torch.cat([entropy for _, entropy in pieces])
+
+    def _whole(self, states: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Return the same of one chunk, for heads that are more than a matrix."""
+        logits = self.head(states).float()
+        if self.cap:
+            logits = self.cap * torch.tanh(logits / self.cap)
+        logp = (logits / temperature).log_softmax(-1)
         with torch.no_grad():
             entropy = -(logp.exp() * logp).sum(-1)
         return logp.gather(-1, labels[:, None])[:, 0], entropy
 
-    pieces = []
-    for start in range(0, len(wanted), size):
-        part = (picked[start : start + size], wanted[start : start + size])
-        one_chunk = len(wanted) <= size
-        pieces.append(
-            chunk(*part) if one_chunk or not torch.is_grad_enabled() else checkpoint(chunk, *part, use_reentrant=False)
-        )
-    flat = [
-        torch.cat([piece[i] for piece in pieces]) if pieces else hidden.new_zeros(0, dtype=torch.float32)
-        for i in (0, 1)
-    ]
-    zeros = torch.zeros(targets.shape, dtype=torch.float32, device=ids.device)
-    return TokenStatistics(zeros.masked_scatter(chosen, flat[0]), zeros.masked_scatter(chosen, flat[1]), hidden)
+
+class _LogProbs(torch.autograd.Function):
+    """Log-probs of labels under a linear head; keeps the states and the log of each softmax's sum."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        temperature: float,
+        size: int,
+        fused: bool,
+    ) -> tuple[Tensor, Tensor]:
+        found = states.new_empty(3, len(states), dtype=torch.float32)
+        work = _compiled(_statistics) if fused and states.is_cuda else _statistics
+        for start in range(0, len(states), size):
+            part = slice(start, start + size)
+            found[:, part] = work(linear(states[part], weight, bias), labels[part], temperature)
+        logprobs, entropy, total = (line.clone() for line in found)
+        ctx.save_for_backward(states, weight, bias, labels, total)
+        ctx.temperature, ctx.size, ctx.fused = temperature, size, fused
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slopes: Tensor, _: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        states, weight, bias, labels, total = ctx.saved_tensors
+        of_states = torch.empty_like(states) if ctx.needs_input_grad[0] else None
+        of_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        of_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        work = _compiled(_slopes) if ctx.fused and states.is_cuda else _slopes
+        for start in range(0, len(states), ctx.size):
+            part = slice(start, start + ctx.size)
+            logits = linear(states[part], weight, bias)
+            by_logits = work(logits, labels[part], total[part], slopes[part], ctx.temperature)
+            if of_states is not None:
+                torch.mm(by_logits, weight, out=of_states[part])
+            if of_weight is not None:
+                of_weight.addmm_(by_logits.t(), states[part])
+            if of_bias is not None:
+                of_bias += by_logits.sum(0)
+        return of_states, of_weight, of_bias, None, None, None, None
+
+
+def _statistics(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Return log-probs, entropies and the logs of the softmaxes' sums; [3, N] of [N, V]."""
+    logits = logits.float()
+    if temperature != 1:
+        logits = logits / temperature
+    total = logits.logsumexp(-1)
+    mean = (logits - total[:, None]).exp_().mul_(logits).sum(-1)
+    return torch.stack([logits.gather(-1, labels[:, None])[:, 0] - total, total - mean, total])
+
+
+def _slopes(logits: Tensor, labels: Tensor, total: Tensor, slopes: Tensor, temperature: float) -> Tensor:
+    """Return the slope of the loss by the logits, [N, V], from its slopes by the log-probs, [N]."""
+    slopes = slopes / temperature
+    kind, logits = logits.dtype, logits.float()
+    if temperature != 1:
+        logits = logits / temperature
+    share = (logits - total[:, None]).exp_().mul_(-slopes[:, None])
+    return share.scatter_add_(1, labels[:, None], slopes[:, None]).to(kind)
+
+
+@cache
+def _compiled(function: Any) -> Any:
+    return torch.compile(function, dynamic=True)

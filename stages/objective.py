@@ -131,11 +131,11 @@ class Objective:
         )
         return totals, per_prompt
 
-    def batches(self, mini: MiniBatch, device: str) -> Iterator[MicroBatch]:
+    def batches(self, mini: MiniBatch, learner: Learner) -> Iterator[MicroBatch | None]:
         """Yield the micro-batches of one optimizer step; rows without trained tokens are in its totals alone."""
         trained = self.sequences.trained_tokens
         rows = [row for row in mini.rows if trained[row]]
-        return collate_all(self.sequences, rows, self.config.max_tokens_per_micro_batch, device)
+        return learner.micro_batches(self.sequences, rows, self.config.max_tokens_per_micro_batch)
 
     def terms(self, learner: Learner, batch: MicroBatch, mini: MiniBatch) -> Terms:
         """Return a micro-batch's share of the mini-batch's loss."""
@@ -205,6 +205,7 @@ def _weighed(sequences: Sequences, config: OffPolicyConfig, max_tokens: int) -> 
     weights: list[np.ndarray | None] = [None] * len(sequences)
     kept = [0] * len(sequences)
     for batch in collate_all(sequences, range(len(sequences)), max_tokens, "cpu"):
+        assert batch is not None
         found, stays = correction(batch.old_logprobs, batch.logprobs, batch.loss_mask, config)
         for row, line, count in zip(batch.rows, found.numpy(), stays.sum(-1).tolist(), strict=True):
             weights[row], kept[row] = response_part(sequences, row, line), int(count)

@@ -76,7 +76,10 @@ class Passes:
         if self._reference is None:
             config = self.learner.config
             rank = None if is_adapter(wanted.reference) else 0
-            self._reference = Learner(OptimizerConfig(dtype=config.dtype, device=config.device, lora_rank=rank))
+            self._reference = Learner(
+                OptimizerConfig(dtype=config.dtype, device=config.device, lora_rank=rank, packing=config.packing),
+                frozen=True,
+            )
         if self._reference.policy_digest != reference:
             self._reference.load(wanted.reference)
         return self._reference.logprobs(sequences, temperature, max_tokens)

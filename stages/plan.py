@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoskyrl.stages.config import Settings, stage_config
-from nanoskyrl.stages.policy import is_adapter, policy_files, resolve_policy
+from nanoskyrl.stages.policy import count_parameters, is_adapter, resolve_policy
 from nanoskyrl.stages.runs import Run, RunConfig
 from nanoskyrl.stages.session import check_first_policy
 from nanoskyrl.stages.train_config import DEFAULT_LORA_RANK, FULL_BELOW, TrainConfig
@@ -53,22 +53,6 @@ def plan(run: Run, settings: Settings) -> dict[str, Any]:
         "memory in all, without activations": _size(2 * weights + states + logits),
         "memory of this machine": _size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
     }
-
-
-def count_parameters(policy: Path) -> int:
-    """Return how many numbers a policy's safetensors files hold, from their headers alone."""
-    total = 0
-    for path in policy_files(policy):
-        if path.suffix == ".safetensors":
-            with path.open("rb") as file:
-                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            for name, entry in header.items():
-                if name != "__metadata__":
-                    size = 1
-                    for length in entry["shape"]:
-                        size *= length
-                    total += size
-    return total
 
 
 def _config_value(policy: Path, key: str, default: int) -> int:

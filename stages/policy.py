@@ -283,8 +283,14 @@ def load_tokenizer(path: Path) -> Any:
     return tokenizer
 
 
-def load_model(path: Path, *, dtype: "torch.dtype", device: str) -> Any:
+def load_model(path: Path, *, dtype: "torch.dtype", device: str, quantization: str | None = None) -> Any:
     """Return the policy's model; for an adapter, the base with the adapter on it (a PeftModel).
+
+    Args:
+        path: The policy's directory.
+        dtype: Of the weights, or, where they are quantized, of what is computed with them.
+        device: Where it goes.
+        quantization: nf4 holds the base in 4 bits a weight; None: as it is.
 
     Raises:
         InputError: its files cannot be read.
@@ -302,7 +308,9 @@ def load_model(path: Path, *, dtype: "torch.dtype", device: str) -> Any:
             f"`{base / 'config.json'}` has max_position_embeddings {context!r}", hint="Give the model's context length"
         )
     with _reading(f"the model of `{base}`", "Check its config and weights, and its generation config"):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            base, dtype=dtype, output_loading_info=True, **(_quantized(dtype, device) if quantization else {})
+        )
         model, loading = loaded
     if missing := sorted(loading.get("missing_keys", ())):
         raise InputError(f"policy `{base}` lacks the weights `{missing[0]}`", hint="Save the whole model there")
@@ -310,8 +318,34 @@ def load_model(path: Path, *, dtype: "torch.dtype", device: str) -> Any:
         from peft import PeftModel
 
         with _reading(f"the adapter `{path}`", "Check its config and weights, and that it belongs to this base"):
-            model = PeftModel.from_pretrained(model, str(path), is_trainable=True)
-    return cast(Any, model).to(device)
+            model = PeftModel.from_pretrained(model, str(path), is_trainable=True, autocast_adapter_dtype=False)
+    return model if quantization else cast(Any, model).to(device)
+
+
+def _quantized(dtype: "torch.dtype", device: str) -> dict[str, Any]:
+    """Return what makes transformers load weights in 4 bits, as QLoRA does."""
+    from transformers import BitsAndBytesConfig
+
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+    )
+    return {"quantization_config": settings, "device_map": {"": device}}
+
+
+def count_parameters(policy: Path) -> int:
+    """Return how many numbers a policy's safetensors files hold, from their headers alone."""
+    total = 0
+    for path in policy_files(policy):
+        if path.suffix == ".safetensors":
+            with path.open("rb") as file:
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            for name, entry in header.items():
+                if name != "__metadata__":
+                    size = 1
+                    for length in entry["shape"]:
+                        size *= length
+                    total += size
+    return total
 
 
 def check_vocabulary(path: Path, tokenizer: Any, embeddings: int) -> None:

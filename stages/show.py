@@ -17,8 +17,7 @@ from nanoskyrl.stages.curve import curve
 from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.manifest import SUMMARY, Manifest, is_finished, read_manifest
 from nanoskyrl.stages.metrics import latest, read_metrics
-from nanoskyrl.stages.plan import count_parameters
-from nanoskyrl.stages.policy import is_adapter, policy_digest, policy_files, read_info
+from nanoskyrl.stages.policy import count_parameters, is_adapter, policy_digest, policy_files, read_info
 from nanoskyrl.stages.preview import advantage_of
 from nanoskyrl.stages.runs import STAGES, Run
 from nanoskyrl.stages.shards import read_part, read_parts

@@ -15,9 +15,11 @@ import torch
 from nanoskyrl.stages.config import to_plain
 from nanoskyrl.stages.digests import derive_seed
 from nanoskyrl.stages.errors import EngineError, InputError
+from nanoskyrl.stages.hf_engine import pick_device
 from nanoskyrl.stages.learner import Learner
 from nanoskyrl.stages.manifest import Head, Manifest, is_finished, open_output, read_manifest
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value
+from nanoskyrl.stages.parallel import join
 from nanoskyrl.stages.policy import critic_digest, policy_digest
 from nanoskyrl.stages.recipe import check_start, read_kept, recipe_of
 from nanoskyrl.stages.train_config import TrainConfig
@@ -59,18 +61,26 @@ def train(
     """
     watch = Stopwatch()
     recipe = recipe_of(config, settings or {})
+    world = engine.world if engine is not None else join(pick_device(config.device))
     source = read_manifest(advantages, stage="advantage")
     recipe.check(source)
     check_start(source, policy)
     plain = {key: value for key, value in to_plain(config).items() if key not in NOT_IN_MANIFEST}
     head = Head(
         stage="train",
-        settings={"train": plain, config.algo: to_plain(recipe.algo_config), "seed": seed, **recipe.described()},
+        settings={
+            "train": plain,
+            config.algo: to_plain(recipe.algo_config),
+            "seed": seed,
+            **recipe.described(),
+            # How sums are cut changes rounding.
+            **({"processes": world.size} if world.size > 1 else {}),
+        },
         inputs={"advantage": source.digest, **({"state": _state_of(state)} if state else {})},
         policy=policy_digest(policy),
     )
     table, objective, tokens = None, None, []
-    if force or not is_finished(output):
+    if world.broadcast(force or not is_finished(output)):
         # Before an old output is cleared: what is to replace it can be made.
         with watch("read"):
             table, tokens = read_kept(advantages, source, recipe, policy)
@@ -79,9 +89,9 @@ def train(
             raise InputError(
                 f"`{state}` has been pruned", hint="Train the newest step, or keep more with `loop.keep_states`"
             )
-    with open_output(output, head, force=force, keep_parts=False) as out:
-        if out.manifest is not None or table is None or objective is None:
-            return out.manifest or read_manifest(output)
+    with world.if_main(open_output(output, head, force=force, keep_parts=False)) as out:
+        if world.broadcast(out is not None and out.manifest is not None) or table is None or objective is None:
+            return (out and out.manifest) or read_manifest(output)
         update = Update(objective)
         with watch("load"):
             learner = engine or recipe.learner()
@@ -96,6 +106,7 @@ def train(
             for epoch in range(config.update_epochs_per_batch if table.num_rows else 0):
                 order = mini_batches(groups, config.policy_mini_batch_size, derive_seed(seed, drawn_for, epoch))
                 steps += [update.step(learner, rows) for rows in order]
+            update.gather(world)
         taken = sum(not step.skipped for step in steps)
         if steps and not taken:
             raise EngineError(
@@ -104,11 +115,16 @@ def train(
             )
         with watch("save"):
             digest = learner.save(output / "policy", output / "state", tokens)
+            if out is None:
+                # Under a barrier: it is not there before the first process has written it.
+                world.barrier()
+                return read_manifest(output)
             out.write_part(0, update.diagnostics(table))
             facts = {"policy": digest, "optimizer_steps": taken, "lr": learner.lr, "lora_rank": learner.lora_rank}
             if recipe.critic is not None:
                 facts["critic"] = critic_digest(output / "policy")
             manifest = out.finish(rows_in=source.rows_out, facts=facts)
+            world.barrier()
     log.write("train", {**update.summary(steps, watch), **watch.timings()})
     return manifest
 

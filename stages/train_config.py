@@ -19,6 +19,7 @@ RANGES = {
     "lora_alpha": (1, 1e6),
     "lora_rank": (0, 4096),
     "kl_loss_coef": (0, 1e3),
+    "gradient_checkpointing": (0, 1),
 }
 """Least and largest values that can be meant."""
 HINTS = {"lr": "2e-4 suits the starter policy", "lora_rank": "0 trains the whole model"}
@@ -46,6 +47,20 @@ class OptimizerConfig:
     """0 trains the whole model; None: 0 under 50 M parameters, else 32."""
     lora_alpha: int = 64
     """Adapters are scaled by this over their rank."""
+    quantization: str | None = None
+    """nf4 holds the base of adapters in 4 bits a weight, as QLoRA does; needs a GPU. None: as it is."""
+    optimizer: str = "adamw"
+    """adamw, or adamw_8bit, whose moments take a quarter of the memory."""
+    strategy: str = "auto"
+    """How several processes share the work: ddp, zero2 or zero3 (DeepSpeed); auto: ddp for LoRA and for models under
+    50 M parameters, else zero3."""
+    packing: bool = True
+    """Lay rows end to end where the model's attention allows it, so that no padding is computed."""
+    gradient_checkpointing: float | None = None
+    """Share of the layers that are computed again in the backward pass instead of being kept; None: all of a model
+    from 50 M parameters on, else none."""
+    compile: bool = False
+    """Compile the layers and what is done with logits: faster on a GPU, after a minute at the start."""
     dtype: str = "auto"
     """float32, bfloat16 or auto: bfloat16 on a GPU, float32 elsewhere."""
     device: str = "auto"
@@ -112,7 +127,8 @@ class TrainConfig(OptimizerConfig):
     kl_straight_through: bool = False
     """Keep the estimator's value, and take the gradient of k2, which is that of KL(policy || reference)."""
     max_tokens_per_micro_batch: int = 16384
-    """Bound of one forward and backward pass, padding counted; how rows are cut changes only rounding."""
+    """Bound of one forward and backward pass, with padding where there is any; how rows are cut changes only
+    rounding."""
     allow_estimator: bool = False
     """Train on advantages of another estimator than the algorithm's."""
 
@@ -140,6 +156,10 @@ class TrainConfig(OptimizerConfig):
                     f"`train.{name}` must be at least {low}, at most {high:g}, not {value}",
                     hint=HINTS.get(name, "Give a usual number"),
                 )
+        check_words(
+            "train", self, strategy=("auto", "ddp", "zero2", "zero3"), optimizer=("adamw", "adamw_8bit"),
+            quantization=(None, "nf4"),
+        )  # fmt: skip
         if not self.max_grad_norm > 0:
             raise SettingsError(f"`train.max_grad_norm` must be above 0, not {self.max_grad_norm}", hint="1 is usual")
         if not all(0 <= beta < 1 for beta in self.adam_betas):

@@ -12,6 +12,7 @@ from nanoskyrl.stages.batching import MicroBatch, Sequences
 from nanoskyrl.stages.learner import Learner, StepResult
 from nanoskyrl.stages.metrics import Stopwatch, Value, mean, peak_memory_bytes
 from nanoskyrl.stages.objective import Objective, Terms
+from nanoskyrl.stages.parallel import World
 
 DIAGNOSTICS = pa.schema(
     [
@@ -55,6 +56,12 @@ class _Sums:
         for name, value in values.items():
             self.values[name] = self.values.get(name, 0.0) + float((value * mask).sum())
 
+    def merge(self, all_sums: list[tuple[float, dict[str, float]]]) -> None:
+        """Take the sums of several in place of its own."""
+        self.tokens = sum(tokens for tokens, _ in all_sums)
+        names = sorted({name for _, values in all_sums for name in values})
+        self.values = {name: sum(values.get(name, 0.0) for _, values in all_sums) for name in names}
+
     def means(self) -> dict[str, float]:
         return {name: value / self.tokens for name, value in self.values.items()} if self.tokens else {}
 
@@ -76,21 +83,21 @@ class Update:
 
     def step(self, learner: Learner, rows: list[int]) -> StepResult:
         """Take one optimizer step on these rows."""
-        result = learner.step(*self._watched(learner, rows))
+        result = learner.step(*self.watched(learner, rows))
         self._steps_taken += 1
         return result
 
     def gradient(self, learner: Learner, rows: list[int]) -> Tensor:
         """Return the gradient that a step on these rows would follow."""
-        return learner.gradient(*self._watched(learner, rows))
+        return learner.gradient(*self.watched(learner, rows))
 
-    def _watched(
+    def watched(
         self, learner: Learner, rows: list[int]
-    ) -> tuple[Iterator[MicroBatch], Callable[[MicroBatch], Tensor]]:
+    ) -> tuple[Iterator[MicroBatch | None], Callable[[MicroBatch], Tensor]]:
         """Return the micro-batches of one mini-batch, and their losses, which are noted as they are taken."""
         mini = self.objective.mini_batch(rows)
         self._losses = {}
-        batches = self.objective.batches(mini, learner.device)
+        batches = self.objective.batches(mini, learner)
         return batches, lambda batch: self._seen(batch, self.objective.terms(learner, batch, mini))
 
     @torch.no_grad()
@@ -122,6 +129,18 @@ class Update:
     def _seen(self, batch: MicroBatch, terms: Terms) -> Tensor:
         self._observe(batch, terms)
         return terms.loss
+
+    def gather(self, world: World) -> None:
+        """Add up what all processes saw."""
+        if world.size == 1:
+            return
+        for sums in (self._sums, self._gap):
+            sums.merge(world.gather((sums.tokens, sums.values)))
+        self._largest_ratio = max(world.gather(self._largest_ratio))
+        losses = world.gather(self._losses)
+        self._losses = {name: sum(of[name] for of in losses if name in of) for of in losses for name in of}
+        largest = np.max(world.gather(self._rows["ratio_max"]), axis=0)
+        self._rows = {name: world.sum(values) for name, values in self._rows.items()} | {"ratio_max": largest}
 
     def diagnostics(self, table: pa.Table) -> pa.Table:
         """Return what was seen of each row."""

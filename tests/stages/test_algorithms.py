@@ -339,7 +339,7 @@ def test_an_objective_is_the_sum_of_its_micro_batches(stale, grpo, name):
             rows, algo=name if name in ALGOS else "grpo", max_tokens_per_micro_batch=tokens, horizon=32, **PARTS[name]
         )
         mini = made.mini_batch(list(range(rows.num_rows)))
-        batches, terms = list(made.batches(mini, "cpu")), []
+        batches, terms = list(made.batches(mini, learner)), []
 
         def loss_of(batch, made=made, mini=mini, terms=terms):
             terms.append(made.terms(learner, batch, mini))
@@ -398,7 +398,7 @@ def test_the_denominator_can_be_what_was_kept_and_the_kl_s_is_all(stale, grpo, a
             stale, algo=algo, use_kl_loss=True, off_policy=dataclasses.replace(band, denominator=denominator)
         )
         mini = made.mini_batch(list(range(stale.num_rows)))
-        (batch,) = made.batches(mini, "cpu")
+        (batch,) = made.batches(mini, learner)
         found[denominator] = made.terms(learner, batch, mini)
     kept, rows = made.kept_tokens, stale.num_rows
     share = sum(kept) / sum(made.sequences.trained_tokens) if algo == "dapo" else sum(n > 0 for n in kept) / rows

@@ -1,0 +1,479 @@
+"""Forward and backward passes of `skyrl train` beside a plain loop and TRL's GRPO step, on one GPU.
+
+    python benchmarks/train_gpu.py full        # ours, the plain loop, TRL if it is installed: one batch, one process
+    python benchmarks/train_gpu.py lora        # the same with LoRA of rank 32
+    python benchmarks/train_gpu.py long        # LoRA and full, rows of 8,192 tokens
+    python benchmarks/train_gpu.py ablation    # what packing, chunks, checkpointing and compiling each bring
+    python benchmarks/train_gpu.py fill        # a batch that fills the card: MFU
+    python benchmarks/train_gpu.py step        # with the optimizer's step, which the others leave out
+    python benchmarks/train_gpu.py profile     # where the time goes, by kernel
+
+One JSON line a figure on stdout. The model has Qwen2.5-1.5B's shape and random weights in bfloat16; the batch is 8 rows
+of 256 prompt tokens and 256 to 1,024 completion tokens, every completion token trained. `tokens_per_second` counts real
+tokens, prompt and completion, never padding. `weights_and_activations_gib` is the peak of a pass whose gradients are
+freed as they come, less what an optimizer holds; `peak_gib` is the peak of a pass that keeps them, all counted.
+`--shape tiny` tries the script on a CPU: those figures mean nothing. `--only NAME` runs one variant.
+"""
+
+import argparse
+import contextlib
+import gc
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nanoskyrl.algos.off_policy import OffPolicyConfig
+from nanoskyrl.stages import logprobs
+from nanoskyrl.stages.batching import Sequences
+from nanoskyrl.stages.learner import Learner
+from nanoskyrl.stages.objective import Objective
+from nanoskyrl.stages.policy import STARTER_DIRECTORY, policy_files
+from nanoskyrl.stages.registry import lookup
+from nanoskyrl.stages.throughput import device_peak, training_flops
+from nanoskyrl.stages.train_config import OptimizerConfig, TrainConfig
+from nanoskyrl.stages.update import Update
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "1.5b": {
+        "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+        "num_attention_heads": 12, "num_key_value_heads": 2, "max_position_embeddings": 32768,
+        "tie_word_embeddings": True, "rope_theta": 1e6,
+    },
+    "tiny": {
+        "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+GIB = 1 << 30
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of random tokens."""
+
+    prompts: list[np.ndarray]
+    completions: list[np.ndarray]
+    advantages: list[float]
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(p) + len(c) for p, c in zip(self.prompts, self.completions, strict=True)]
+
+    def sequences(self) -> Sequences:
+        """Return them as training reads them; the recorded log-probs are those of a uniform policy."""
+        count = len(self.prompts)
+        missing: list[Any] = [None] * count
+        return Sequences(
+            groups=["group"] * count, prompt_ids=self.prompts, response_ids=self.completions,
+            loss_mask=[np.ones(len(c), np.int8) for c in self.completions],
+            logprobs=[np.full(len(c), -np.log(512), np.float32) for c in self.completions], old_logprobs=missing,
+            ref_logprobs=missing,
+            advantages=[np.full(len(c), a, np.float32) for c, a in zip(self.completions, self.advantages, strict=True)],
+            returns=missing, values=missing, weights=missing,
+        )  # fmt: skip
+
+
+def made_up(shape: str, rows: int, prompt: int, least: int, most: int) -> Batch:
+    random, vocabulary = np.random.default_rng(0), SHAPES[shape]["vocab_size"]
+    if shape == "tiny":
+        prompt, least, most = prompt // 16, least // 16, most // 16
+
+    def ids(count: int) -> np.ndarray:
+        return random.integers(0, vocabulary, count).astype(np.int32)
+
+    lengths = np.linspace(least, most, rows).round().astype(int)  # ragged, and the same total for every seed
+    return Batch(
+        [ids(prompt) for _ in lengths], [ids(n) for n in random.permutation(lengths)], random.normal(size=rows).tolist()
+    )
+
+
+def make_policy(shape: str, place: Path) -> Path:
+    """Write a model of that shape with random weights, unless it is there."""
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    target = place / shape
+    if (target / "model.safetensors").is_file():
+        return target
+    config = Qwen2Config(**SHAPES[shape])
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if CUDA else torch.float32)
+    model.save_pretrained(target)
+    for file in policy_files(STARTER_DIRECTORY):
+        if file.name.startswith("tokenizer"):  # never used: a policy has one
+            shutil.copyfile(file, target / file.name)
+    return target
+
+
+# Measuring
+
+
+def synchronize() -> None:
+    if CUDA:
+        torch.cuda.synchronize()
+
+
+def clear() -> None:
+    gc.collect()
+    if CUDA:
+        torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def peak() -> Iterator[dict[str, float]]:
+    """Yield a record that holds, afterwards, the most memory in use, and what was in use before."""
+    found: dict[str, float] = {}
+    if not CUDA:
+        yield found
+        return
+    synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    yield found
+    synchronize()
+    found |= {"before": before / GIB, "peak": torch.cuda.max_memory_allocated() / GIB}
+
+
+@contextlib.contextmanager
+def gradients_freed(parameters: list[Any]) -> Iterator[None]:
+    """Let no gradient stay."""
+
+    def free(parameter: Any) -> None:
+        parameter.grad = None
+
+    hooks = [p.register_post_accumulate_grad_hook(free) for p in parameters if p.requires_grad]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+def measure(
+    what: str, variant: str, batch: Batch, run: Callable[[], None], forget: Callable[[], None], model: Any,
+    *, lora: bool, repeats: int = 5, copies: list[Any] | None = None, **more: Any,
+) -> None:  # fmt: skip
+    """Time a forward and backward pass and print a figure.
+
+    Args:
+        what: The subcommand.
+        variant: What runs.
+        batch: What it runs on.
+        run: One pass; leaves gradients.
+        forget: Frees them.
+        model: Whose parameters are counted.
+        lora: Whether adapters alone learn.
+        repeats: Passes timed, after two that are not.
+        copies: Of the parameters, that hold the gradients.
+        more: Further facts.
+    """
+    parameters = list(model.parameters())
+    weights = sum(p.numel() * p.element_size() for p in parameters) / GIB
+    began = time.perf_counter()
+    for _ in range(2):
+        run()
+        forget()
+    synchronize()
+    warm_up = time.perf_counter() - began
+    times = []
+    for _ in range(repeats):
+        synchronize()
+        start = time.perf_counter()
+        run()
+        synchronize()
+        times.append(time.perf_counter() - start)
+        forget()
+    with peak() as kept:
+        run()
+    held = [p.grad for p in [*parameters, *(copies or ())] if p.grad is not None]
+    gradients = sum(each.numel() * each.element_size() for each in held) / GIB
+    del held
+    forget()
+    with peak() as lean, gradients_freed(parameters):
+        run()
+    forget()
+    seconds = sorted(times)[len(times) // 2]
+    figure = {
+        "what": what, "variant": variant, "tokens": batch.tokens, "rows": len(batch.prompts),
+        "longest": max(batch.lengths), "seconds": round(seconds, 4), "spread": round(max(times) - min(times), 4),
+        "tokens_per_second": round(batch.tokens / seconds), "warm_up_s": round(warm_up, 1), **more,
+    }  # fmt: skip
+    name = torch.cuda.get_device_name() if CUDA else "CPU"
+    count = sum(p.numel() for name_, p in model.named_parameters() if "lora_" not in name_)
+    flops = training_flops(count, model.config.get_text_config(), batch.lengths, lora=lora)
+    figure["tflops"] = round(flops / seconds / 1e12, 1)
+    if (limit := device_peak(name)) is not None:
+        figure["mfu"] = round(flops / seconds / limit, 3)
+    if CUDA:
+        figure |= {
+            "weights_gib": round(weights, 2), "gradients_gib": round(gradients, 2), "peak_gib": round(kept["peak"], 2),
+            "weights_and_activations_gib": round(lean["peak"] - lean["before"] + weights, 2),
+        }  # fmt: skip
+    print(json.dumps(figure | {"device": name, "torch": torch.__version__}), flush=True)
+
+
+# What is measured
+
+
+def ours(
+    policy: Path, batch: Batch, what: str, variant: str, *, chunks: bool = True, repeats: int = 5, **settings: Any
+) -> None:
+    """Measure `Learner.accumulate` on GRPO's loss."""
+    clear()
+    budget = settings.pop("max_tokens_per_micro_batch", 1 << 20)
+    config = OptimizerConfig(**{"lora_rank": 0, **settings})
+    learner = Learner(config)
+    learner.load(policy)
+    algorithm = lookup("algo", "grpo")
+    objective = Objective(
+        algorithm, algorithm.Config(), TrainConfig(max_tokens_per_micro_batch=budget), batch.sequences(), 1.0,
+        off_policy=OffPolicyConfig(),
+    )  # fmt: skip
+    rows = list(range(len(batch.prompts)))
+
+    def run() -> None:
+        learner.accumulate(*Update(objective).watched(learner, rows))
+
+    kept = dict(logprobs.CHUNK_ELEMENTS)
+    if not chunks:
+        logprobs.CHUNK_ELEMENTS |= dict.fromkeys(kept, 1 << 62)
+    try:
+        measure(
+            what, variant, batch, run, learner.forget_gradients, learner.model, lora=bool(learner.lora_rank),
+            repeats=repeats, copies=learner.masters.stepped, packed=learner.packed,
+        )  # fmt: skip
+    except torch.OutOfMemoryError as error:
+        print(json.dumps({"what": what, "variant": variant, "failed": str(error)[:80]}), flush=True)
+    finally:
+        logprobs.CHUNK_ELEMENTS |= kept
+
+
+def bare_model(policy: Path, rank: int) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.bfloat16 if CUDA else torch.float32).to(
+        DEVICE
+    )
+    if rank:
+        from peft import LoraConfig, get_peft_model
+
+        settings = LoraConfig(r=rank, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = get_peft_model(model, settings)
+        model.enable_input_require_grads()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+def plain(policy: Path, batch: Batch, what: str, *, rank: int = 0) -> None:
+    """Measure what one writes first: row by row without padding, whole logits, checkpointing on."""
+    clear()
+    model = bare_model(policy, rank)
+    rows = [
+        (torch.from_numpy(np.concatenate([p, c])).long()[None].to(DEVICE), len(p), a)
+        for p, c, a in zip(batch.prompts, batch.completions, batch.advantages, strict=True)
+    ]
+    total = sum(len(c) for c in batch.completions)
+
+    def run() -> None:
+        for ids, start, advantage in rows:
+            logits = model(input_ids=ids, use_cache=False).logits[0, start - 1 : -1].float()
+            logp = logits.log_softmax(-1).gather(-1, ids[0, start:, None])[:, 0]
+            ratio = (logp - logp.detach()).exp()
+            (-(ratio * advantage).sum() / total).backward()
+
+    measure(what, "plain loop", batch, run, lambda: model.zero_grad(set_to_none=True), model, lora=bool(rank))
+
+
+def trl(policy: Path, batch: Batch, what: str, *, rank: int = 0) -> None:
+    """Measure the loss and backward pass of TRL's GRPO trainer, padded as it pads."""
+    clear()
+    try:
+        from datasets import Dataset
+        from trl import GRPOConfig, GRPOTrainer, __version__  # type: ignore[import-not-found]
+    except ImportError as error:
+        print(json.dumps({"what": what, "variant": "trl", "left_out": str(error)}), flush=True)
+        return
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    rows = len(batch.prompts)
+    with tempfile.TemporaryDirectory() as scratch:
+        config = GRPOConfig(
+            output_dir=scratch, per_device_train_batch_size=rows, num_generations=rows, bf16=CUDA, use_cpu=not CUDA,
+            gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False}, report_to=[],
+            max_completion_length=max(len(c) for c in batch.completions), loss_type="dapo", beta=0.0,
+        )  # fmt: skip
+        model: Any = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.bfloat16 if CUDA else torch.float32)
+        adapters = None
+        if rank:
+            from peft import LoraConfig
+
+            adapters = LoraConfig(r=rank, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM")
+        trainer = GRPOTrainer(
+            model=model, reward_funcs=lambda completions, **_: [0.0] * len(completions), args=config,
+            train_dataset=Dataset.from_dict({"prompt": ["a"] * rows}),
+            processing_class=AutoTokenizer.from_pretrained(policy), peft_config=adapters,
+        )  # fmt: skip
+    trained = trainer.accelerator.prepare(trainer.model).train()
+    trainer.current_gradient_accumulation_steps = 1
+
+    def padded(rows: list[np.ndarray], *, left: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        longest = max(map(len, rows))
+        ids, mask = (torch.zeros(len(rows), longest, dtype=torch.int64) for _ in range(2))
+        for index, row in enumerate(rows):
+            place = slice(longest - len(row), None) if left else slice(len(row))
+            ids[index, place], mask[index, place] = torch.from_numpy(row).long(), 1
+        return ids.to(DEVICE), mask.to(DEVICE)
+
+    prompt_ids, prompt_mask = padded(batch.prompts, left=True)
+    completion_ids, completion_mask = padded(batch.completions, left=False)
+    inputs = {
+        "prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "completion_ids": completion_ids,
+        "completion_mask": completion_mask, "advantages": torch.tensor(batch.advantages, device=DEVICE),
+        "num_items_in_batch": completion_mask.sum(),
+    }  # fmt: skip
+
+    def run() -> None:
+        with trainer.compute_loss_context_manager():
+            loss = trainer.compute_loss(trained, dict(inputs))
+        trainer.accelerator.backward(loss)
+
+    measure(
+        what, "trl", batch, run, lambda: trained.zero_grad(set_to_none=True), trained, lora=bool(rank),
+        version=__version__,
+    )  # fmt: skip
+
+
+def optimizer_step(policy: Path, batch: Batch, **settings: Any) -> None:
+    """Measure a whole step, and what the optimizer holds."""
+    clear()
+    learner = Learner(OptimizerConfig(**settings))
+    learner.load(policy)
+    algorithm = lookup("algo", "grpo")
+    objective = Objective(
+        algorithm, algorithm.Config(), TrainConfig(), batch.sequences(), 1.0, off_policy=OffPolicyConfig()
+    )
+    rows, times = list(range(len(batch.prompts))), []
+    with peak() as found:
+        for _ in range(5):
+            synchronize()
+            start = time.perf_counter()
+            Update(objective).step(learner, rows)
+            synchronize()
+            times.append(time.perf_counter() - start)
+    seconds = sorted(times[1:])[1]
+    print(json.dumps({
+        "what": "step", "variant": json.dumps(settings), "seconds": round(seconds, 4),
+        "tokens_per_second": round(batch.tokens / seconds),
+        **({"peak_gib": round(found["peak"], 2)} if CUDA else {}),
+    }), flush=True)  # fmt: skip
+
+
+def profile(policy: Path, batch: Batch, **settings: Any) -> None:
+    """Print the kernels that take longest."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    learner = Learner(OptimizerConfig(lora_rank=0, **settings))
+    learner.load(policy)
+    algorithm = lookup("algo", "grpo")
+    objective = Objective(
+        algorithm, algorithm.Config(), TrainConfig(), batch.sequences(), 1.0, off_policy=OffPolicyConfig()
+    )
+    rows = list(range(len(batch.prompts)))
+    for _ in range(3):
+        learner.accumulate(*Update(objective).watched(learner, rows))
+    with profiler(activities=[ProfilerActivity.CUDA if CUDA else ProfilerActivity.CPU]) as found:
+        learner.accumulate(*Update(objective).watched(learner, rows))
+        synchronize()
+
+    def took(event: Any) -> float:
+        return event.self_device_time_total if CUDA else event.self_cpu_time_total
+
+    events = sorted(found.key_averages(), key=took, reverse=True)
+    total = sum(map(took, events))
+    for event in events[:25]:
+        print(json.dumps({
+            "what": "profile", "settings": settings, "kernel": event.key[:120], "ms": round(took(event) / 1e3, 2),
+            "share": round(took(event) / total, 3), "calls": event.count,
+        }), flush=True)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["full", "lora", "long", "ablation", "fill", "step", "profile"])
+    parser.add_argument("--shape", choices=list(SHAPES), default="1.5b")
+    parser.add_argument("--place", type=Path, help="where the model is written, and found the next time")
+    parser.add_argument("--only", help="run the variants whose name holds this")
+    parser.add_argument("--no-compile", action="store_true", help="leave compiled variants out")
+    given = parser.parse_args()
+    compiled = [False] if given.no_compile or not CUDA else [False, True]
+    with contextlib.ExitStack() as stack:
+        place = given.place or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        policy = make_policy(given.shape, place)
+        usual = made_up(given.shape, 8, 256, 256, 1024)
+        wide = made_up(given.shape, 2, 256, 7936, 7936)
+
+        def variant(name: str, work: Callable[[], None]) -> None:
+            if given.only is None or given.only in name:
+                work()
+
+        if given.what in ("full", "lora"):
+            rank = 32 if given.what == "lora" else 0
+            variant("plain loop", lambda: plain(policy, usual, given.what, rank=rank))
+            for compile_ in compiled:
+                for share in (1.0, 0.75):
+                    name = f"ours, {share:.0%} of layers computed again{', compiled' if compile_ else ''}"
+                    variant(name, lambda n=name, s=share, c=compile_: ours(
+                        policy, usual, given.what, n, lora_rank=rank, gradient_checkpointing=s, compile=c,
+                    ))  # fmt: skip
+            variant("trl", lambda: trl(policy, usual, given.what, rank=rank))
+        elif given.what == "long":
+            for rank in (32, 0):
+                what = f"long, {'LoRA' if rank else 'full'}"
+                variant("plain loop", lambda r=rank, w=what: plain(policy, wide, w, rank=r))
+                for compile_ in compiled:
+                    name = f"ours{', compiled' if compile_ else ''}"
+                    variant(name, lambda n=name, r=rank, c=compile_, w=what: ours(
+                        policy, wide, w, n, lora_rank=r, gradient_checkpointing=1.0, compile=c,
+                    ))  # fmt: skip
+        elif given.what == "ablation":
+            for name, settings in {
+                "all": {}, "padded": {"packing": False}, "whole logits": {"chunks": False},
+                "nothing computed again": {"gradient_checkpointing": 0.0},
+                "one row a pass": {"max_tokens_per_micro_batch": 1},
+                **({"all, compiled": {"compile": True}} if True in compiled else {}),
+            }.items():  # fmt: skip
+                variant(name, lambda n=name, s=settings: ours(
+                    policy, usual, "ablation", n, **{"gradient_checkpointing": 1.0, **s}
+                ))  # fmt: skip
+        elif given.what == "fill":
+            for rows, share in ((32, 1.0), (32, 0.5), (64, 1.0)):
+                for compile_ in compiled:
+                    batch = made_up(given.shape, rows, 256, 256, 1024)
+                    name = f"{rows} rows, {share:.0%} computed again{', compiled' if compile_ else ''}"
+                    variant(name, lambda n=name, b=batch, s=share, c=compile_: ours(
+                        policy, b, "fill", n, gradient_checkpointing=s, compile=c, repeats=3,
+                    ))  # fmt: skip
+        elif given.what == "step":
+            for settings in ({"lora_rank": 0}, {"lora_rank": 32}):
+                optimizer_step(policy, usual, **settings)
+        else:
+            for compile_ in compiled:
+                profile(policy, usual, gradient_checkpointing=1.0, compile=compile_)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""LoRA on a policy: which rank, and new adapters."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.policy import read_info
+from nanoskyrl.stages.train_config import DEFAULT_LORA_RANK, FULL_BELOW, OptimizerConfig
+
+
+def rank_of(model: Any, asked: int | None, parameters: int) -> int:
+    """Return the rank of the adapters that are, or are to be, on the model; 0 for none.
+
+    Raises:
+        SettingsError: it has adapters of another rank than is asked for.
+    """
+    if hasattr(model, "peft_config"):
+        found = model.peft_config["default"].r
+        if asked is not None and asked != found:
+            raise SettingsError(
+                f"the policy has adapters of rank {found}, and `train.lora_rank` is {asked}",
+                hint="Go on with its rank, or begin another run",
+            )
+        return found
+    if asked is not None:
+        return asked
+    return 0 if parameters < FULL_BELOW else DEFAULT_LORA_RANK
+
+
+def with_adapters(model: Any, policy: Path, config: OptimizerConfig, rank: int, seed: int) -> Any:
+    """Return the model with new adapters, which change nothing yet.
+
+    Args:
+        model: Of the policy, without adapters.
+        policy: Its directory.
+        config: How adapters are scaled.
+        rank: Of the adapters.
+        seed: Of their random half.
+
+    Raises:
+        SettingsError: the policy was trained as a whole, or the rank is past every layer.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    if read_info(policy).parent is not None:
+        raise SettingsError(
+            f"`{policy}` was trained as a whole, and `train.lora_rank` is {rank}",
+            hint="Go on with `train.lora_rank = 0`, or begin another run with this policy",
+        )
+    # Not the smallest layer: a router of a few experts would forbid every useful rank.
+    head = model.get_output_embeddings()
+    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    largest = max((min(m.in_features, m.out_features) for m in linear), default=rank)
+    if rank > largest:
+        raise SettingsError(
+            f"`train.lora_rank` is {rank}, past the {largest} of the model's largest layer",
+            hint="Give less than that, such as 16, or train the whole model with 0",
+        )
+    torch.manual_seed(seed)
+    settings = LoraConfig(r=rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+    # In the base's type: products in float32 would cost more than all other work of the adapters. The optimizer
+    # steps float32 copies.
+    model = get_peft_model(model, settings, autocast_adapter_dtype=False)
+    # The place of the base differs from run to run; its name does not.
+    model.peft_config["default"].base_model_name_or_path = read_info(policy).source
+    return model

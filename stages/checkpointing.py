@@ -1,0 +1,38 @@
+"""What a decoder keeps for the backward pass: all, or what is needed to compute it again."""
+
+from functools import partial
+from typing import Any
+
+from torch.utils.checkpoint import checkpoint
+
+from nanoskyrl.stages.errors import SettingsError
+
+
+def keep_less(base: Any, share: float, *, compiled: bool = False) -> None:
+    """Let a share of the decoder's layers be computed again in the backward pass instead of being kept.
+
+    Args:
+        base: A causal language model of transformers.
+        share: From 0, none, to 1, all.
+        compiled: Compile every layer, so that a GPU reads and writes its states fewer times.
+
+    Raises:
+        SettingsError: the model cannot do this.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = list(getattr(base.get_decoder(), "layers", ()))
+    if (share or compiled) and not (layers and all(isinstance(layer, GradientCheckpointingLayer) for layer in layers)):
+        raise SettingsError(
+            f"a {type(base).__name__} has no layers that can be computed again or compiled one by one",
+            hint="Set `train.gradient_checkpointing = 0` and `train.compile = false`",
+        )
+    count = round(share * len(layers))
+    for index, layer in enumerate(layers):
+        if (index + 1) * count // len(layers) > index * count // len(layers):  # spread evenly
+            layer.gradient_checkpointing = True
+            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+            # A layer asks for checkpoints only while training; what is inside it stays without dropout.
+            layer.training = True
+        if compiled:
+            layer.compile(dynamic=True)

@@ -1,0 +1,100 @@
+"""AdamW over weights of any type: what is stepped is always float32.
+
+A step of 1e-6 is lost in bfloat16, whose neighbours lie 0.4 % apart. So weights in half
+precision get a float32 copy that the optimizer steps and that is rounded back, and
+gradients are added up in float32.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.train_config import OptimizerConfig
+
+
+class Masters:
+    """The float32 copies of trained weights; weights that are float32 are their own."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        """Copy what needs a copy."""
+        self.parameters = list(parameters)
+        self.stepped = [
+            p if p.dtype == torch.float32 else torch.nn.Parameter(p.detach().float()) for p in self.parameters
+        ]
+        self._pairs = [(p, m) for p, m in zip(self.parameters, self.stepped, strict=True) if p is not m]
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a copy at all."""
+        return bool(self._pairs)
+
+    @torch.no_grad()
+    def take_gradients(self) -> None:
+        """Add the gradients of a micro-batch to those of the copies."""
+        for parameter, master in self._pairs:
+            if parameter.grad is None:
+                continue
+            if master.grad is None:
+                master.grad = parameter.grad.float()
+            else:
+                master.grad += parameter.grad
+            parameter.grad = None
+
+    @torch.no_grad()
+    def give_back(self) -> None:
+        """Round the copies back into the weights."""
+        for parameter, master in self._pairs:
+            parameter.copy_(master)
+
+    def state(self) -> list[Tensor]:
+        """Return the copies."""
+        return [master.detach() for _, master in self._pairs]
+
+    @torch.no_grad()
+    def load_state(self, saved: Sequence[Tensor]) -> None:
+        """Take copies that were saved.
+
+        Raises:
+            ValueError: they are others' copies.
+        """
+        for (_, master), value in zip(self._pairs, saved, strict=True):
+            master.copy_(value)
+
+
+def make_optimizer(parameters: Sequence[Any], lr: float, config: OptimizerConfig) -> tuple[Any, Any]:
+    """Return AdamW and its schedule.
+
+    Raises:
+        SettingsError: there is no such schedule, or the 8-bit optimizer is not installed.
+    """
+    from transformers import get_scheduler
+
+    given: dict[str, Any] = {"lr": lr, "betas": config.adam_betas, "weight_decay": config.weight_decay}
+    if config.optimizer == "adamw_8bit":
+        try:
+            from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found]
+        except ImportError as error:
+            raise SettingsError(
+                "the optimizer adamw_8bit needs bitsandbytes, which is not installed",
+                hint="pip install 'nanoskyrl[qlora]', or set `train.optimizer = adamw`",
+            ) from error
+        optimizer: Any = AdamW8bit(parameters, **given)
+    else:
+        # One kernel for all weights; on a CPU the plain loop is as fast, and its bytes are known.
+        optimizer = torch.optim.AdamW(parameters, fused=parameters[0].is_cuda or None, **given)
+    try:
+        scheduler = get_scheduler(
+            config.lr_scheduler,
+            optimizer,
+            num_warmup_steps=config.lr_warmup_steps,
+            num_training_steps=config.lr_decay_steps,
+        )
+    except ValueError as error:
+        raise SettingsError(
+            f"`train.lr_scheduler` {config.lr_scheduler!r}: {error}",
+            hint="Check the name, and `train.lr_decay_steps`",
+        ) from error
+    return optimizer, scheduler

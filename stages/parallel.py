@@ -1,0 +1,208 @@
+"""The processes that train together: one, or several under accelerate with DDP or DeepSpeed.
+
+Every process runs the same stage on the same input and takes its share of each
+optimizer step; the first one alone writes. `launch` starts them on this machine; under
+torchrun they find each other by the environment that it sets.
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.train_config import FULL_BELOW, OptimizerConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Who else is training."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.rank == 0
+
+    def broadcast(self, value: T) -> T:
+        """Return what the first process says."""
+        if self.size == 1:
+            return value
+        found = [value]
+        torch.distributed.broadcast_object_list(found, src=0)
+        return found[0]
+
+    def gather(self, value: T) -> list[T]:
+        """Return what every process says, in order."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(found, value)
+        return found
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Return the sum over all processes."""
+        return np.sum(self.gather(values), axis=0) if self.size > 1 else values
+
+    def if_main(self, context: AbstractContextManager[T]) -> AbstractContextManager[T | None]:
+        """Return a context that only the first process enters; None elsewhere."""
+        return context if self.is_main else nullcontext()
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        if self.size > 1:
+            torch.distributed.barrier()
+
+
+def join(device: str) -> World:
+    """Meet the other processes, if this one was started beside some."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return World()
+    from accelerate import PartialState
+
+    state = PartialState(cpu=device == "cpu")
+    return World(state.process_index, state.num_processes)
+
+
+def device_of(kind: str) -> str:
+    """Return this process's own device of a kind."""
+    return f"cuda:{os.environ['LOCAL_RANK']}" if kind == "cuda" and "LOCAL_RANK" in os.environ else kind
+
+
+def strategy_of(config: OptimizerConfig, world: World, *, parameters: int, lora: bool) -> str:
+    """Return how several processes share the model: ddp, zero2 or zero3; `one` for one process.
+
+    Args:
+        config: May name one.
+        world: All processes.
+        parameters: Of the model.
+        lora: Whether adapters are trained.
+
+    Raises:
+        SettingsError: DeepSpeed is asked for and not installed.
+    """
+    strategy = config.strategy
+    if strategy == "auto":
+        if world.size == 1:
+            return "one"
+        # A small model costs more to gather than to hold.
+        strategy = "ddp" if lora or parameters < FULL_BELOW else "zero3"
+    elif strategy == "ddp" and world.size == 1:
+        return "one"
+    if strategy.startswith("zero"):
+        import importlib.util
+
+        if importlib.util.find_spec("deepspeed") is None:
+            raise SettingsError(
+                f"the strategy {strategy} needs DeepSpeed, which is not installed",
+                hint="pip install 'nanoskyrl[deepspeed]', or set `train.strategy = ddp`",
+            )
+    return strategy
+
+
+def accelerator_of(strategy: str, config: OptimizerConfig, device: str, dtype: torch.dtype) -> Any:
+    """Return an Accelerator; DeepSpeed's settings are made from ours."""
+    from accelerate import Accelerator, DeepSpeedPlugin
+    from accelerate.state import AcceleratorState
+
+    if not strategy.startswith("zero") or AcceleratorState._shared_state:  # a second one takes over what is set
+        return Accelerator(cpu=device == "cpu" and not strategy.startswith("zero"))
+    os.environ.setdefault("DS_ACCELERATOR", "cpu" if device == "cpu" else "cuda")
+    if "WORLD_SIZE" not in os.environ:  # DeepSpeed wants a process group of one, too
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        os.environ.setdefault("MASTER_PORT", str(_free_port()))
+    half = dtype == torch.bfloat16
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,  # in words that we do not count by
+        "gradient_accumulation_steps": 1,  # we say which backward pass is the last
+        "gradient_clipping": config.max_grad_norm,
+        "zero_optimization": {
+            "stage": int(strategy[-1]),
+            "overlap_comm": device != "cpu",
+            "contiguous_gradients": True,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        },
+        "bf16": {"enabled": half, **({"check_grad_overflow": True} if half else {})},
+        "zero_allow_untested_optimizer": True,  # such as the 8-bit one
+        **({"data_types": {"grad_accum_dtype": "fp32"}} if half else {}),
+    }
+    plugin = DeepSpeedPlugin(hf_ds_config=settings, zero3_init_flag=False)
+    # Told that it is on a CPU, accelerate would not start DeepSpeed; the processes have met on it already.
+    return Accelerator(deepspeed_plugin=plugin, mixed_precision="bf16" if half else "no")
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def share_out(batches: Sequence[list[int]], lengths: Sequence[int], world: World) -> list[list[int]]:
+    """Return this process's micro-batches: every process has as many, and about as many tokens.
+
+    Args:
+        batches: Rows of each micro-batch; all processes have the same list.
+        lengths: Tokens of each row.
+        world: All processes.
+
+    Returns:
+        An empty list stands for a pass that trains nothing.
+    """
+    if world.size == 1:
+        return list(batches)
+    cut = [list(batch) for batch in batches]
+
+    def tokens(batch: list[int]) -> int:
+        return sum(lengths[row] for row in batch)
+
+    while len(cut) % world.size:
+        # The largest that can be cut in two is; where none can, somebody has nothing to do.
+        largest = max((batch for batch in cut if len(batch) > 1), key=tokens, default=None)
+        if largest is None:
+            cut.append([])
+            continue
+        cut.remove(largest)
+        cut += [largest[0::2], largest[1::2]]
+    cut.sort(key=lambda batch: (-tokens(batch), batch))
+    mine = []
+    for start in range(0, len(cut), world.size):
+        # Back and forth, so that nobody always gets the largest.
+        place = world.rank if (start // world.size) % 2 == 0 else world.size - 1 - world.rank
+        mine.append(cut[start + place])
+    return mine
+
+
+def launch(arguments: Sequence[str], processes: int) -> int:
+    """Run this Python with the arguments in several processes that know of each other; return the first bad exit code.
+
+    Args:
+        arguments: Of the interpreter, such as ["-m", "nanoskyrl_cli.main", "train"].
+        processes: How many.
+    """
+    import sys
+    import uuid
+
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=processes, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1,
+    )  # fmt: skip
+    try:
+        elastic_launch(config, sys.executable)(*arguments)
+    except ChildFailedError as error:
+        code = error.get_first_failure()[1].exitcode
+        return code if code > 0 else 1
+    return 0

@@ -1,0 +1,59 @@
+"""Writing a trained policy: weights or adapter, config, tokenizer and critic, as others load them."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from nanoskyrl.stages.critic import Critic, save_critic
+from nanoskyrl.stages.policy import POLICY_JSON, is_weights, policy_files
+from nanoskyrl.stages.storage import TEMPORARY, link_or_copy, make_directory, write_errors
+
+
+def write_policy(
+    model: Any,
+    policy: Path,
+    *,
+    start: Path,
+    adapter: bool,
+    gathered: dict[str, Tensor] | None = None,
+    critic: Critic | None = None,
+) -> None:
+    """Write everything of a policy but its policy.json.
+
+    Args:
+        model: What was trained.
+        policy: The directory.
+        start: The policy that training started from, whose tokenizer it keeps.
+        adapter: Whether the model is adapters over another.
+        gathered: Its weights, where the model holds them in pieces.
+        critic: To be saved beside it.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    # Asked to find out whether embeddings changed, peft would look for the base model on the hub.
+    whole: dict[str, Any] = {"save_embedding_layers": False} if adapter else {}
+    if gathered is not None:
+        whole["state_dict"] = gathered
+    make_directory(policy)
+    with (
+        write_errors(policy, SafetensorError),
+        tempfile.TemporaryDirectory(dir=policy.parent, prefix="policy-", suffix=TEMPORARY) as scratch,
+    ):
+        model.save_pretrained(scratch, **whole)
+        for file in policy_files(Path(scratch)):
+            file.rename(policy / file.name)
+    # The tokenizer is the parent's, byte for byte. A directory from outside may change under us: copy that.
+    take = link_or_copy if (start / POLICY_JSON).is_file() else shutil.copyfile
+    with write_errors(policy):
+        for file in policy_files(start):
+            there = is_weights(file) or (policy / file.name).exists()
+            if not there and not (adapter and file.name == "config.json"):
+                take(file, policy / file.name)
+    if critic is not None:
+        with write_errors(policy, SafetensorError):
+            save_critic(critic, policy)

@@ -1,0 +1,74 @@
+"""Several processes on this machine: the numbers of one, whatever shares the work."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from running import SMALL
+
+from nanoskyrl.stages.config import merge
+from nanoskyrl.stages.parallel import launch
+from nanoskyrl.stages.policy import load_model
+from nanoskyrl.stages.runs import Run
+from nanoskyrl.stages.session import Session
+
+SCRIPT = Path(__file__).parent / "gradients.py"
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
+
+
+@pytest.fixture(scope="module")
+def advantages(tmp_path_factory):
+    """Advantages of one step on the starter policy, of rows that differ in length."""
+    run = Run(tmp_path_factory.mktemp("runs") / "run")
+    session = Session(run, merge(SMALL, {"advantage": {"old_logprobs": "recompute"}}), keep_up=True)
+    for stage in ("rollout", "score", "advantage"):
+        getattr(session, stage)()
+    return run
+
+
+def taken(run, out, *, processes, strategy="ddp", rank=0):
+    """Return what the script found."""
+    arguments = [str(SCRIPT), str(out), strategy, str(rank), str(run.stage(0, "advantage")), str(run.policy(0))]
+    assert launch(arguments, processes) == 0
+    return torch.load(out)
+
+
+@pytest.fixture(scope="module")
+def alone(advantages, tmp_path_factory):
+    place = tmp_path_factory.mktemp("alone")
+    return {rank: taken(advantages, place / f"{rank}.pt", processes=1, rank=rank) | {"place": place / str(rank)}
+            for rank in (0, 4)}  # fmt: skip
+
+
+def compare(found, wanted, place):
+    assert found["loss"] == pytest.approx(wanted["loss"], abs=1e-5)
+    torch.testing.assert_close(found["gradient"], wanted["gradient"], atol=1e-5, rtol=1e-4)
+    assert wanted["gradient"].abs().max() > 1e-3
+    assert found["norms"] == pytest.approx(wanted["norms"], rel=1e-3)
+    assert found["ratio"] == pytest.approx(wanted["ratio"], abs=1e-4)
+    weights, others = (
+        load_model(where / "policy", dtype=torch.float32, device="cpu").state_dict()
+        for where in (place, wanted["place"])
+    )
+    assert weights.keys() == others.keys()
+    for name, value in weights.items():
+        torch.testing.assert_close(value, others[name], atol=1e-4, rtol=0, msg=name)
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_loss_gradient_and_weights_of_one(advantages, alone, tmp_path):
+    for rank in (0, 4):
+        found = taken(advantages, tmp_path / f"{rank}.pt", processes=2, rank=rank)
+        assert found["processes"] == 2
+        compare(found, alone[rank], tmp_path / str(rank))
+
+
+@needs_deepspeed
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+@pytest.mark.parametrize("rank", [0, 4])
+def test_deepspeed_has_the_loss_gradient_and_weights_of_one_process(advantages, alone, tmp_path, strategy, rank):
+    found = taken(advantages, tmp_path / "out.pt", processes=2, strategy=strategy, rank=rank)
+    assert found["strategy"] == strategy
+    compare(found, alone[rank], tmp_path / "out")
