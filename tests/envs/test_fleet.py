@@ -189,6 +189,9 @@ def test_mistakes_in_calls_come_back_by_kind(server, tmp_path):
         step = episode.step(text)
         assert step.observation.startswith("error: ")
         assert (step.tool_calls[0].error, step.done) == (kind, False)
+    step = episode.step(WRITE * 20)
+    assert [call.error for call in step.tool_calls] == [None] * 16 + ["too_many_calls"]
+    assert "only 16 are carried out" in step.observation
     episode.close()
 
 
