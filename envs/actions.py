@@ -65,7 +65,9 @@ def final_answer(text: str) -> str | None:
 
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 _STATED = re.compile(
-    r"(?:answer|choice|option)(?:\s+is)?\s*[:=]?\s*\**\s*[(\[]?([A-Z])(?=[)\].,;:*\s]|$)(?!\s+[a-z])", re.IGNORECASE
+    r"(answer|choice|option)(?:\s+is)?[\s*_]*[:=：]?[\s*_$\"'`(\[{]*(?:\\(?:text|mathrm|boxed)\{\s*\(?)?([A-Z])"
+    r"(?=[)\]}.,;:*_$\"'`\s]|$)(?!\s+(?!because|since|as\b)[a-z])",
+    re.IGNORECASE,
 )
 _ALONE = re.compile(r"^\W*([A-Z])\W*$")
 
@@ -79,12 +81,14 @@ def last_fence(text: str) -> str | None:
 def letter_of(text: str) -> str | None:
     """Return the letter that a text states as its answer, or None.
 
-    It is the whole text, or follows "answer", "choice" or "option". Elsewhere A and I are words.
+    It is the whole text, or follows "answer", or where that is nowhere "choice" or "option". Elsewhere A and I are
+    words.
     """
     if alone := _ALONE.match(text.strip()):
         return alone[1]
-    stated = [found[1] for found in _STATED.finditer(text) if found[1].isupper()]
-    return stated[-1] if stated else None
+    stated = [(found[1].lower(), found[2]) for found in _STATED.finditer(text) if found[2].isupper()]
+    answers = [letter for word, letter in stated if word == "answer"] or [letter for _, letter in stated]
+    return answers[-1] if answers else None
 
 
 def _pieces(text: str) -> Iterator[str | ParsedCall]:

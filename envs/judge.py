@@ -18,7 +18,7 @@ from typing import Any
 
 from nanoskyrl.envs.base import Score, VerifierTimeout
 from nanoskyrl.stages.digests import digest_json
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.errors import SettingsError, check_words
 from nanoskyrl.stages.trajectory import Trajectory
 
 TRIES = 3
@@ -66,10 +66,12 @@ class JudgeConfig:
     """What the judge goes by."""
     success_at: float = 1.0
     """Score from which an attempt counts as a success."""
-    temperature: float = 0.0
-    """Of the judge's sampling."""
+    temperature: float | None = 0.0
+    """Of the judge's sampling; None: left to the endpoint, for models that take none."""
     max_tokens: int = 2048
     """Of an answer."""
+    max_tokens_name: str = "max_tokens"
+    """Or max_completion_tokens, for models that ask for it."""
     timeout_seconds: float = 120.0
     """For one answer."""
     retries: int = 5
@@ -81,6 +83,7 @@ class JudgeConfig:
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be meant."""
+        check_words("judge", self, max_tokens_name=("max_tokens", "max_completion_tokens"))
         for name, least in (("max_tokens", 1), ("retries", 0), ("concurrency", 1)):
             if getattr(self, name) < least:
                 raise SettingsError(
@@ -157,13 +160,15 @@ class Judge:
         if (kept := self._recall(key)) is not None:
             return kept
         why = ""
+        limits: dict[str, Any] = {self.config.max_tokens_name: self.config.max_tokens}
+        if self.config.temperature is not None:
+            limits["temperature"] = self.config.temperature
         for _ in range(TRIES):
             try:
                 answer = self._client.chat.completions.create(
                     model=self.config.model,
                     messages=[{"role": "user", "content": prompt}],
-                    temperature=self.config.temperature,
-                    max_tokens=self.config.max_tokens,
+                    extra_body=limits,
                     response_format={
                         "type": "json_schema",
                         "json_schema": {"name": "verdict", "strict": True, "schema": dict(schema)},

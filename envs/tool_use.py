@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END, tool_calls
-from nanoskyrl.envs.base import Message, Observation, Score, Step, Task
+from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import read_tasks
 from nanoskyrl.envs.graders import answer_verdict
 from nanoskyrl.envs.problems import MAX_LEVEL
@@ -19,10 +19,10 @@ from nanoskyrl.envs.sandbox import choose
 from nanoskyrl.envs.search import Corpus, passages, read_corpus, shipped
 from nanoskyrl.envs.text_math import INSTRUCTION, check_counts
 from nanoskyrl.envs.tool_tasks import KINDS, NEEDS, ToolTask, generated, written
-from nanoskyrl.envs.tools import Tool, carry_out, offer
+from nanoskyrl.envs.tools import Tool, carry_out_all, offer
 from nanoskyrl.envs.world import pages
 from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.trajectory import ToolCall, Trajectory
+from nanoskyrl.stages.trajectory import Trajectory
 
 NOTES, NOTE_LENGTH = 16, 300
 """Calls that the summary for policies without history tells of, and characters of each result."""
@@ -199,13 +199,7 @@ class ToolUseEpisode:
         written = tool_calls(action)
         if not written:
             return Step(done=True)
-        calls = [carry_out(call, self.tools) for call in written[:MAX_CALLS]]
-        if len(written) > MAX_CALLS:
-            detail = f"{len(written)} calls in one turn; only {MAX_CALLS} are carried out"
-            calls.append(ToolCall(tool=None, result=detail, ok=False, error="too_many_calls"))
-        replies: list[Message] = [
-            {"role": "tool", "content": call.result if call.ok else f"error: {call.result}"} for call in calls
-        ]
+        calls, replies = carry_out_all(written, self.tools, MAX_CALLS)
         self._notes += [
             f"{call.tool} {json.dumps(call.args)} gave {(call.result or '')[:NOTE_LENGTH]}" for call in calls if call.ok
         ]

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nanoskyrl.envs.base import Environment
-from nanoskyrl.stages.engines import AsyncTokenEngine, Sampling
+from nanoskyrl.stages.engines import AsyncEngine, AsyncTokenEngine, ChatEngine, Sampling
 from nanoskyrl.stages.metrics import Stopwatch
 from nanoskyrl.stages.turns import Attempt
 
@@ -25,7 +25,7 @@ _END = object()
 
 def play_concurrently(
     parts: Sequence[Sequence[Begin]],
-    engine: AsyncTokenEngine,
+    engine: AsyncEngine,
     sampling: Sampling,
     watch: Stopwatch,
     *,
@@ -94,7 +94,7 @@ def play_concurrently(
 
 async def _carry(
     begin: Begin,
-    engine: AsyncTokenEngine,
+    engine: AsyncEngine,
     sampling: Sampling,
     pool: ThreadPoolExecutor,
     busy: "_Busy",
@@ -107,6 +107,12 @@ async def _carry(
     while not attempt.ended:
         try:
             async with asyncio.timeout_at(deadline):
+                if isinstance(engine, ChatEngine):
+                    with busy:
+                        reply = await engine.chat(attempt.chat_request(), sampling)
+                    await loop.run_in_executor(pool, _timed, spent, attempt.take_reply, reply)
+                    continue
+                assert isinstance(engine, AsyncTokenEngine)
                 with busy:
                     generation = await engine.sample(attempt.request(), sampling)
                 await loop.run_in_executor(pool, _timed, spent, attempt.take, generation)

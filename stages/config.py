@@ -80,7 +80,7 @@ def config_class(table: str) -> type | None:
     """Return the dataclass of a table, or None if nothing has that name."""
     if table in CONFIGS:
         return load_attribute(CONFIGS[table], what="settings")
-    for kind in ("env", "algo", "engine"):
+    for kind in ("env", "bench", "algo", "engine"):
         if table in BUILTIN[kind] or ":" in table or table in entry_points(kind):
             return getattr(lookup(kind, table), "Config", None)
     return None
@@ -88,7 +88,7 @@ def config_class(table: str) -> type | None:
 
 def tables() -> list[str]:
     """Return the names of all tables that are built in."""
-    return list(dict.fromkeys([*CONFIGS, *BUILTIN["env"], *BUILTIN["engine"], *BUILTIN["algo"]]))
+    return list(dict.fromkeys([*CONFIGS, *BUILTIN["env"], *BUILTIN["engine"], *BUILTIN["algo"], *BUILTIN["bench"]]))
 
 
 def read_file(path: Path) -> Settings:

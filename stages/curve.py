@@ -58,8 +58,12 @@ def curve(run: Run) -> str:
 
 def _evaluations(lines: list[dict[str, Any]]) -> str:
     rows = []
-    for version, line in sorted(latest(lines, "eval").items()):
-        name = next(key.split("/")[1] for key in line if key.startswith("eval/"))
+    found = {}
+    for line in lines:
+        if line.get("stage") == "eval" and isinstance(line.get("step"), int):
+            name = next(key.split("/")[1] for key in line if key.startswith("eval/"))
+            found[line["step"], name] = line
+    for (version, name), line in sorted(found.items()):
         success, samples = line.get(f"eval/{name}/success"), line.get(f"eval/{name}/samples")
         rows.append(f"held-out {name}, policy {version}: success {_percent(success).strip()} on {samples} samples")
     return "\n".join(rows)

@@ -1,7 +1,8 @@
 """What generates: an engine takes prompt tokens and returns sampled tokens with their log-probs.
 
-A token engine loads a policy and can prove which one it holds. A text engine (`scripted`)
-knows no tokens; its trajectories are for reading and scoring, and are marked untrainable.
+A token engine loads a policy and can prove which one it holds. A chat engine (`openai`)
+asks an endpoint for text, a text engine (`scripted`) writes what it was told: they show no
+tokens, and their trajectories are for reading and scoring, marked untrainable.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from nanoskyrl.envs.base import Environment, Task
+from nanoskyrl.envs.base import Environment, Message, Task
 from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.rendering import Renderer
 
@@ -60,6 +61,34 @@ class Generation:
     finish_reason: str
     """stop (a stop token, the last one), stop_string, length or error."""
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """One turn to be asked for in words."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]]
+    """JSON schemas of the tools on offer."""
+    seed: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What came of a chat request."""
+
+    text: str = ""
+    finish_reason: str
+    """stop, length or error."""
+    prompt_tokens: int = 0
+    """As the endpoint counts them."""
+    completion_tokens: int = 0
+    error: str | None = None
+
+
+UNREACHABLE = "the endpoint did not answer"
+"""How the error of an attempt begins that may well succeed when it is made again."""
 
 
 def check_device(table: str, device: str) -> None:
@@ -132,8 +161,8 @@ class TokenEngine(ABC):
         """Return nats of each token but the first, given those before, at temperature 1."""
 
 
-class AsyncTokenEngine(TokenEngine):
-    """Samples many requests at once, each on its own; episodes go on while others wait for tokens."""
+class AsyncEngine(ABC):
+    """Works on many requests at once, each on its own; episodes go on while others wait."""
 
     capacity: int
     """Attempts that are worth having alive at once."""
@@ -145,12 +174,8 @@ class AsyncTokenEngine(TokenEngine):
         """Run a coroutine on the engine's event loop, in a thread of its own."""
 
     @abstractmethod
-    async def sample(self, request: Request, sampling: Sampling) -> Generation:
-        """Return what came of a request; raises only what ends the whole rollout."""
-
-    @abstractmethod
     def verify(self) -> None:
-        """Raise ProofError unless every server still holds the policy that was loaded."""
+        """Raise ProofError unless what was generated comes from the policy that was asked for."""
 
     @abstractmethod
     def facts(self) -> dict[str, float | int | str | None]:
@@ -159,6 +184,14 @@ class AsyncTokenEngine(TokenEngine):
     @abstractmethod
     def close(self) -> None:
         """Stop what the engine started."""
+
+
+class AsyncTokenEngine(AsyncEngine, TokenEngine):
+    """Samples many requests at once."""
+
+    @abstractmethod
+    async def sample(self, request: Request, sampling: Sampling) -> Generation:
+        """Return what came of a request; raises only what ends the whole rollout."""
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Generation]:
         """Return one generation for each request, in order."""
@@ -169,6 +202,14 @@ class AsyncTokenEngine(TokenEngine):
         return self.submit(all_of_them()).result()
 
 
+class ChatEngine(AsyncEngine):
+    """Asks for text, and sees no token ids."""
+
+    @abstractmethod
+    async def chat(self, request: ChatRequest, sampling: Sampling) -> Reply:
+        """Return what came of a request, errors included."""
+
+
 class TextEngine(ABC):
     """Generates text without token ids."""
 
@@ -177,7 +218,7 @@ class TextEngine(ABC):
         """Return what is written in this turn of an attempt at the task."""
 
 
-Engine = TokenEngine | TextEngine
+Engine = TokenEngine | ChatEngine | TextEngine
 
 
 def make_engine(name: str, config: Any) -> Engine:

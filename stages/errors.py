@@ -52,6 +52,12 @@ class EngineError(NanoskyrlError):
     exit_code = EXIT_FAILED
 
 
+class ShortError(EngineError):
+    """Generation ended with less than was asked for; what there is, is kept, and the same command goes on."""
+
+    exit_code = EXIT_SHORT
+
+
 class SandboxError(NanoskyrlError):
     """No sandbox works here, or the one asked for does not: nothing was learnt about the program."""
 

@@ -1,51 +1,76 @@
-"""Stage `eval`: held-out tasks of an environment, sampled and scored in one table.
+"""Stage `eval`: a benchmark, or held-out tasks of an environment, sampled and scored in one table.
 
 The shards hold rollout's and score's columns; `summary.json` the numbers: success with a
-95% interval, pass@k, lengths, and what was not scored, which is counted and never 0.
+95% interval, pass@k, lengths, tool calls, cost, and what was not scored, which is counted
+and never 0. Attempts that an endpoint did not answer are in no part: the same command asks
+for them again, and for nothing else.
 """
 
 import dataclasses
 import json
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from nanoskyrl.eval.passk import mean_interval, pass_at_k
+from nanoskyrl.envs.base import Environment, Task
+from nanoskyrl.eval.base import Benchmark
+from nanoskyrl.eval.metrics import counts_of, summarize
+from nanoskyrl.eval.prices import read_prices
 from nanoskyrl.stages.config import plugin_config, to_plain
-from nanoskyrl.stages.engines import Engine, TokenEngine, make_engine
-from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.manifest import SUMMARY, Head, Manifest, open_output, part_files
-from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, mean
-from nanoskyrl.stages.registry import lookup
-from nanoskyrl.stages.rollout import RolloutConfig, failed, prepare, run_parts
+from nanoskyrl.stages.engines import UNREACHABLE, AsyncEngine, Engine, TokenEngine, make_engine
+from nanoskyrl.stages.errors import SettingsError, ShortError
+from nanoskyrl.stages.manifest import STAYS_LOCAL, SUMMARY, Head, Manifest, Output, open_output, part_files
+from nanoskyrl.stages.metrics import MetricsLog, Stopwatch
+from nanoskyrl.stages.openai_engine import OpenaiEngine
+from nanoskyrl.stages.registry import lookup, plugin_errors
+from nanoskyrl.stages.rollout import Plan, RolloutConfig, failed, prepare, run_parts
 from nanoskyrl.stages.score import score_table, unjudged
 from nanoskyrl.stages.shards import read_part
-from nanoskyrl.stages.storage import write_whole
-from nanoskyrl.stages.trajectory import to_table
+from nanoskyrl.stages.storage import is_local, make_directory, write_whole
+from nanoskyrl.stages.trajectory import Trajectory, from_table, to_table, withheld
+
+FILES = "files"
+"""Folder for what a benchmark leaves beside its shards, such as predictions."""
+BENCH_TASKS = 100
+"""Tasks of a benchmark, unless it is said how many."""
+ENV_TASKS = 512
+"""Held-out tasks of an environment, unless it is said how many."""
+DEFAULT_BENCHES = ("hle", "swe_bench_verified")
+SECRET_ROWS_PER_PART = 8
+"""Replies of a benchmark that withholds its text are kept in no journal: a kill costs no more than these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
-    """Which held-out tasks, and how they are sampled."""
+    """Which tasks, and how they are sampled."""
 
     env: str | None = None
     """Name of the environment; None: the one that is trained on."""
-    limit: int = 512
-    """Tasks, the first of a seeded permutation of the test split; 0 takes all."""
+    bench: tuple[str, ...] = ()
+    """Benchmarks in place of the environment."""
+    limit: int | None = None
+    """Tasks, the first of a seeded permutation; 0 takes all. None: 100 of a benchmark, 512 of an environment."""
     n_samples: int = 1
     """Samples of each task."""
+    pass_k: tuple[int, ...] = ()
+    """pass@k for these; none: every power of two up to n_samples."""
     temperature: float = 1.0
     """0 is greedy."""
     seed: int = 0
     """Of the permutation and the sampling; not the run's, so that runs are compared on the same tasks."""
+    max_turns: int | None = None
+    """Turns of an attempt; None: the benchmark's own number, or the rollout's."""
+    max_generate_length: int | None = None
+    """Tokens of one turn; None: the benchmark's own number, or the rollout's."""
+    prices: str | None = None
+    """A TOML or JSON file: by model, what a million `prompt` and `completion` tokens cost."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be meant."""
-        if self.limit < 0:
+        if self.limit is not None and self.limit < 0:
             raise SettingsError(f"`eval.limit` must be at least 0, not {self.limit}", hint="0 takes all tasks")
         if self.temperature < 0:
             raise SettingsError(f"`eval.temperature` must be at least 0, not {self.temperature}", hint="0 is greedy")
@@ -53,6 +78,12 @@ class EvalConfig:
             raise SettingsError(
                 f"`eval.n_samples` must be at least 1, not {self.n_samples}", hint="Give a positive number"
             )
+        for k in self.pass_k:
+            if not 1 <= k <= self.n_samples:
+                raise SettingsError(
+                    f"pass@{k} needs at least {max(k, 1)} samples, and `eval.n_samples` is {self.n_samples}",
+                    hint=f"Give `--n-samples {max(k, 1)}`",
+                )
 
 
 def evaluate(
@@ -61,56 +92,132 @@ def evaluate(
     config: EvalConfig,
     rollout_config: RolloutConfig,
     *,
+    name: str | None = None,
     settings: dict[str, dict[str, Any]] | None = None,
     engine: Engine | None = None,
     force: bool = False,
     log: MetricsLog = MetricsLog(),
 ) -> Manifest:
-    """Sample and score held-out tasks.
+    """Sample and score tasks that are not trained on.
 
     Args:
         policy: A policy's directory; None for engines that need none.
         output: Directory for the shards and `summary.json`.
         config: The tasks and the sampling.
         rollout_config: Engine and limits, as in training.
-        settings: Tables of the environment and the engine.
+        name: A benchmark or an environment; None: what the settings name.
+        settings: Tables of the environment or benchmark, and of the engine.
         engine: One that is up; else it is made here.
         force: Replace an output made under other settings.
         log: Where numbers go.
 
     Raises:
         NanoskyrlError: bad settings or input, an output in the way, or an engine that cannot start.
+        ShortError: an endpoint left attempts unanswered; the same command goes on with those.
     """
     settings = settings or {}
     watch = Stopwatch()
-    plan = prepare(policy, _as_rollout(config, rollout_config, settings), settings)
-    described = {**plan.head.settings, "eval": to_plain(config)}
-    head = Head(stage="eval", settings=described, policy=plan.head.policy)
+    name = name or config.env or rollout_config.env
+    plan = prepare(policy, _as_rollout(name, config, rollout_config, settings), settings)
+    bench = plan.environment if isinstance(plan.environment, Benchmark) else None
+    engine_config = plugin_config(settings, "engine", plan.config.engine)
+    prices = read_prices(config.prices, getattr(engine_config, "model", None) or (policy.name if policy else name))
+    asked = {key: value for key, value in to_plain(config).items() if key not in ("bench", "env", "prices")}
+    described = {**plan.head.settings, "eval": {**asked, "prices": prices}}
+    inputs = plan.head.inputs | (bench.inputs(plan.tasks) if bench else {})
+    head = Head(stage="eval", settings=described, inputs=inputs, policy=plan.head.policy)
+    journal = None if bench is None or bench.secret else _journal_of(output)
+    if force and journal is not None:
+        journal.unlink(missing_ok=True)
     with open_output(output, head, force=force, dropped=_short) as out:
         if out.manifest is not None:
             return out.manifest
-        groups_per_part = -(-plan.config.rows_per_part // config.n_samples)
-        chunks = [plan.tasks[start : start + groups_per_part] for start in range(0, len(plan.tasks), groups_per_part)]
-        missing = {part: chunk for part, chunk in enumerate(chunks) if not out.has_part(part)}
-        if missing:
-            if engine is None:
-                engine = make_engine(plan.config.engine, plugin_config(settings, "engine", plan.config.engine))
-            if isinstance(engine, TokenEngine):
-                if policy is None:
-                    raise SettingsError(
-                        f"engine `{plan.config.engine}` needs a policy", hint="Name one with `--policy`"
-                    )
-                engine.load(policy)
-            for part, rows in run_parts(plan, missing, engine, policy, watch):
-                with watch("score"):
-                    table = score_table(to_table(rows), plan.environment.score)
-                out.write_part(part, table)
-        numbers = summary(map(read_part, part_files(output)), config.n_samples)
-        write_whole(output / SUMMARY, (json.dumps(numbers, indent=2) + "\n").encode())
-        manifest = out.finish(rows_in=len(plan.tasks) * config.n_samples)
+        unanswered = _fill(out, plan, policy, settings, engine, journal, watch)
+        if unanswered:
+            wanted = len(plan.tasks) * config.n_samples
+            raise ShortError(
+                f"{len(unanswered)} of {wanted} attempts at {name} were not answered: {unanswered[0]}",
+                hint="Run the same command again: what was answered is kept, and is not asked again",
+            )
+        numbers, scored = summarize(
+            map(read_part, part_files(output)), config.n_samples, ks=config.pass_k, prices=prices
+        )
+        if bench is not None:
+            numbers = {"benchmark": name, "metric": bench.metric, **numbers, **bench.metrics(scored)}
+            rows = (row for path in part_files(output) for row in from_table(read_part(path)) if row.is_last_step)
+            for file, content in bench.files(rows).items():
+                make_directory(output / FILES)
+                write_whole(output / FILES / file, content)
+        numbers["task_ids"] = [task.task_id for task in plan.tasks]
+        write_whole(output / SUMMARY, (json.dumps(numbers, indent=2, ensure_ascii=False) + "\n").encode())
+        facts = {STAYS_LOCAL: bench.stays_local} if bench is not None and bench.stays_local else {}
+        manifest = out.finish(rows_in=len(plan.tasks) * config.n_samples, facts=facts)
+    if journal is not None:
+        journal.unlink(missing_ok=True)
     values = {key: value for key, value in numbers.items() if isinstance(value, int | float)}
-    log.write("eval", {**{f"eval/{plan.config.env}/{key}": value for key, value in values.items()}, **watch.timings()})
+    log.write("eval", {**{f"eval/{name}/{key}": value for key, value in values.items()}, **watch.timings()})
     return manifest
+
+
+def _fill(
+    out: Output,
+    plan: Plan,
+    policy: Path | None,
+    settings: dict[str, dict[str, Any]],
+    engine: Engine | None,
+    journal: Path | None,
+    watch: Stopwatch,
+) -> list[str]:
+    """Write the parts that are missing, and return why attempts were not answered; their parts stay missing."""
+    n_samples = plan.config.n_samples_per_prompt
+    groups_per_part = -(-plan.config.rows_per_part // n_samples)
+    chunks = [plan.tasks[start : start + groups_per_part] for start in range(0, len(plan.tasks), groups_per_part)]
+    missing = {part: chunk for part, chunk in enumerate(chunks) if not out.has_part(part)}
+    unanswered: list[str] = []
+    if not missing:
+        return unanswered
+    made = engine is None
+    if engine is None:
+        engine = make_engine(plan.config.engine, plugin_config(settings, "engine", plan.config.engine))
+    try:
+        if isinstance(engine, TokenEngine):
+            if policy is None:
+                raise SettingsError(f"engine `{plan.config.engine}` needs a policy", hint="Name one with `--policy`")
+            engine.load(policy)
+        if isinstance(engine, OpenaiEngine):
+            engine.keep_replies(journal)
+        for part, rows in run_parts(plan, missing, engine, policy, watch):
+            if lost := [row.error for row in rows if row.error is not None and row.error.startswith(UNREACHABLE)]:
+                unanswered += lost
+                continue
+            with watch("score"):
+                out.write_part(part, _scored(plan.environment, rows))
+    finally:
+        if made and isinstance(engine, AsyncEngine):
+            engine.close()
+    return unanswered
+
+
+def _scored(environment: Environment, rows: list[Trajectory]) -> pa.Table:
+    """Return the rows with their verdicts, and without their text where that must not be written down."""
+    bench = environment if isinstance(environment, Benchmark) else None
+    table = score_table(to_table(rows), environment.score, threads=bench.workers if bench else 1)
+    if bench is None or not bench.secret:
+        return table
+    kept = [
+        {("error" if part.startswith("error") else part): value for part, value in row.reward_parts.items()}
+        | counts_of(row)
+        for row in from_table(table)
+    ]
+    return withheld(table, kept)
+
+
+def _journal_of(output: Path) -> Path | None:
+    """Return where the replies of an endpoint are kept until the evaluation is finished."""
+    if not is_local(output):
+        return None
+    make_directory(output.parent)
+    return output.parent / f".{output.name}.replies.jsonl"
 
 
 def _short(table: pa.Table) -> dict[str, int]:
@@ -118,51 +225,21 @@ def _short(table: pa.Table) -> dict[str, int]:
 
 
 def _as_rollout(
-    config: EvalConfig, rollout_config: RolloutConfig, settings: dict[str, dict[str, Any]]
+    name: str, config: EvalConfig, rollout_config: RolloutConfig, settings: Mapping[str, Mapping[str, Any]]
 ) -> RolloutConfig:
-    """Return the rollout that samples these held-out tasks."""
-    changed = dataclasses.replace(
-        rollout_config, env=config.env or rollout_config.env, split="test", step=0, seed=config.seed, tasks=(),
-        n_samples_per_prompt=config.n_samples, temperature=config.temperature, train_batch_size=max(config.limit, 1),
-        dynamic_sampling=False,
+    """Return the rollout that samples these tasks."""
+    with plugin_errors(f"environment `{name}`"):
+        environment: Environment = lookup("env", name)(plugin_config(settings, "env", name))
+    bench = environment if isinstance(environment, Benchmark) else None
+    limit = config.limit if config.limit is not None else BENCH_TASKS if bench else ENV_TASKS
+    if bench or not limit:  # a benchmark is as long as it is, and a file may hold a part of it
+        tasks: list[Task] = list(environment.tasks("test"))
+        limit = min(limit or len(tasks), len(tasks))
+    limits = bench or rollout_config
+    return dataclasses.replace(
+        rollout_config, env=name, split="test", step=0, seed=config.seed, tasks=(),
+        n_samples_per_prompt=config.n_samples, temperature=config.temperature, train_batch_size=max(limit, 1),
+        dynamic_sampling=False, max_turns=config.max_turns or limits.max_turns,
+        max_generate_length=config.max_generate_length or limits.max_generate_length,
+        rows_per_part=SECRET_ROWS_PER_PART if bench and bench.secret else rollout_config.rows_per_part,
     )  # fmt: skip
-    if config.limit:
-        return changed
-    environment = lookup("env", changed.env)(plugin_config(settings, "env", changed.env))
-    return dataclasses.replace(changed, train_batch_size=len(environment.tasks("test")))
-
-
-def summary(tables: Iterable[pa.Table], n_samples: int) -> dict[str, Any]:
-    """Return the numbers of scored held-out shards."""
-    by_task: dict[str, list[float]] = {}
-    statuses: Counter[str] = Counter()
-    score_statuses: Counter[str] = Counter()
-    completion, turns, rows = [], [], 0
-    for table in tables:
-        last = table.filter(table.column("is_last_step"))
-        rows += last.num_rows
-        statuses.update(last.column("status").to_pylist())
-        score_statuses.update(last.column("score_status").to_pylist())
-        completion += last.column("completion_tokens").to_pylist()
-        turns += [len(value) for value in last.column("turns").to_pylist()]
-        for task, success in zip(last.column("task_id").to_pylist(), last.column("success").to_pylist(), strict=True):
-            if success is not None:
-                by_task.setdefault(task, []).append(float(success))
-    interval = mean_interval([sum(values) / len(values) for values in by_task.values()])
-    ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= n_samples]
-    return {
-        "tasks": len(by_task),
-        "samples": rows,
-        "success": interval[0] if interval else None,
-        "success_95": list(interval[1:]) if interval else None,
-        **{f"pass_at_{k}": mean(_pass(values, k) for values in by_task.values() if len(values) >= k) for k in ks},
-        "completion_tokens_mean": mean(completion),
-        "turns_mean": mean(turns),
-        "not_scored": sum(count for status, count in score_statuses.items() if status != "scored"),
-        "status": dict(sorted(statuses.items())),
-        "score_status": dict(sorted(score_statuses.items())),
-    }
-
-
-def _pass(values: list[float], k: int) -> float:
-    return pass_at_k(len(values), int(sum(values)), k)

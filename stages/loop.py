@@ -88,8 +88,9 @@ def resolve(session: Session) -> dict[str, dict[str, Any]]:
         # Which servers generate may change from one call to the next; what they sample does not.
         places = getattr(config, "PLACES", ())
         resolved[name] = {key: value for key, value in to_plain(config).items() if key not in places}
-    if configs["eval"].env:
-        resolved[configs["eval"].env] = to_plain(plugin_config(settings, "env", configs["eval"].env))
+    for name in (configs["eval"].env, *configs["eval"].bench):
+        if name:
+            resolved[name] = to_plain(plugin_config(settings, "env", name))
     return resolved
 
 
@@ -183,10 +184,11 @@ def _keep_settings(run: Run, resolved: dict[str, dict[str, Any]], force: bool) -
 def _evaluate(session: Session, version: int, config: LoopConfig, report: Report) -> None:
     due = config.eval_every and (version % config.eval_every == 0 or version >= config.steps)
     if due:
-        session.eval(policy=session.policy_of(version))
-        lines = latest(read_metrics(session.run.metrics, tail_bytes=TAIL), "eval")
-        if version in lines:
-            report(version, {"stage": "eval", **lines[version]})
+        for name in session.benches() or [None]:
+            session.eval(name, policy=session.policy_of(version))
+            lines = latest(read_metrics(session.run.metrics, tail_bytes=TAIL), "eval")
+            if version in lines:
+                report(version, {"stage": "eval", **lines[version]})
 
 
 def step_numbers(run: Run, step: int) -> dict[str, Any]:

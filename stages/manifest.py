@@ -32,11 +32,13 @@ CLEARING = "clearing"
 """In `started.json` while an old output is being deleted: what is still there is worth nothing."""
 TABLES = ("rollout", "score", "advantage", "train", "sync", "eval")
 """Settings of stages in a manifest, which later stages look into."""
-FOLDERS, SUMMARY = ("policy", "state"), "summary.json"
+STAYS_LOCAL = "text_stays_local"
+"""Fact of a directory whose text must not leave the machine, with the reason."""
+FOLDERS, SUMMARY = ("policy", "state", "files"), "summary.json"
 """What a stage may write beside its parts."""
 PART_NAME = re.compile(r"part-[0-9]{5}\.parquet")
 OURS = re.compile(
-    rf"({PART_NAME.pattern}|manifest\.json|started\.json|summary\.json)(\.tmp)?|policy|state|policy-\w+\.tmp"
+    rf"({PART_NAME.pattern}|manifest\.json|started\.json|summary\.json)(\.tmp)?|policy|state|files|policy-\w+\.tmp"
 )
 """Every name that a stage gives in its directory; others are never touched."""
 PACKAGES = ("torch", "transformers", "tokenizers", "peft", "accelerate", "pyarrow", "numpy")
@@ -196,6 +198,18 @@ def read_manifest(directory: Path, *, stage: str | Sequence[str] | None = None) 
             hint=f"Run `skyrl {wanted[0]}` first, and name its output",
         )
     return manifest
+
+
+def check_may_leave(manifest: Manifest, directory: Path) -> None:
+    """Raise unless the text of a directory may be exported or shown to others.
+
+    Raises:
+        InputError: it came from a benchmark whose terms forbid it.
+    """
+    if reason := manifest.facts.get(STAYS_LOCAL):
+        raise InputError(
+            f"the text of `{directory}` stays on this machine: {reason}", hint="Its summary.json holds the numbers"
+        )
 
 
 def is_finished(directory: Path) -> bool:

@@ -27,8 +27,26 @@ ENVS = {
 ENGINES = {
     "hf": "nanoskyrl.stages.hf_engine:HfEngine",
     "vllm": "nanoskyrl.stages.vllm_engine:VllmEngine",
+    "openai": "nanoskyrl.stages.openai_engine:OpenaiEngine",
     "scripted": "nanoskyrl.stages.scripted_engine:ScriptedEngine",
 }
+
+BENCHES = {
+    "hle": "nanoskyrl.eval.hle:Hle",
+    "swe_bench_verified": "nanoskyrl.eval.swe_bench:SweBenchVerified",
+    "swe_bench_multilingual": "nanoskyrl.eval.swe_bench:SweBenchMultilingual",
+    "browsecomp": "nanoskyrl.eval.browsecomp:BrowseComp",
+    "deepsearchqa": "nanoskyrl.eval.deepsearchqa:DeepSearchQa",
+    "livecodebench": "nanoskyrl.eval.livecodebench:LiveCodeBench",
+    "humaneval": "nanoskyrl.eval.humaneval:HumanEval",
+    "mmlu": "nanoskyrl.eval.mmlu:Mmlu",
+    "mmlu_pro": "nanoskyrl.eval.mmlu_pro:MmluPro",
+    "gpqa": "nanoskyrl.eval.gpqa:Gpqa",
+    "math": "nanoskyrl.eval.math:Math",
+    "math500": "nanoskyrl.eval.math:Math500",
+    "gsm8k": "nanoskyrl.eval.gsm8k:Gsm8k",
+}
+"""Benchmarks are environments whose tasks are for evaluation alone, so `lookup("env", ...)` finds them, too."""
 
 ALGOS = {
     "ppo": "nanoskyrl.algos.ppo:PPO",
@@ -56,6 +74,7 @@ ESTIMATORS = {
 
 BUILTIN: Mapping[str, Mapping[str, str]] = {
     "env": ENVS,
+    "bench": BENCHES,
     "engine": ENGINES,
     "algo": ALGOS,
     "estimator": ESTIMATORS,
@@ -78,7 +97,9 @@ def lookup(kind: str, name: str) -> Any:
     Raises:
         SettingsError: no such name, or its module does not import, or lacks the attribute.
     """
-    target = BUILTIN[kind].get(name) or entry_points(kind).get(name) or (name if ":" in name else None)
+    kinds = ("env", "bench") if kind == "env" else (kind,)
+    known = (offered.get(name) for one in kinds for offered in (BUILTIN[one], entry_points(one)))
+    target = next(filter(None, known), None) or (name if ":" in name else None)
     if target is None:
         raise SettingsError(
             f"unknown {kind} `{name}`",

@@ -27,7 +27,7 @@ from nanoskyrl.envs.memory import Memory
 from nanoskyrl.stages.concurrent_turns import play_concurrently, threads_for
 from nanoskyrl.stages.config import plugin_config, stage_config, to_plain
 from nanoskyrl.stages.digests import canonical_json, derive_seed, digest_file, digest_text
-from nanoskyrl.stages.engines import AsyncTokenEngine, Engine, Sampling, TokenEngine, make_engine
+from nanoskyrl.stages.engines import AsyncEngine, Engine, Sampling, TokenEngine, make_engine
 from nanoskyrl.stages.errors import InputError, SettingsError, check_words
 from nanoskyrl.stages.manifest import Head, Manifest, open_output
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
@@ -329,7 +329,7 @@ def rollout(
         with watch("write"):
             manifest = out.finish(rows_in=rounds * len(plan.tasks) * config.n_samples_per_prompt, facts=facts)
     numbers = summary(read_parts(output, manifest, SUMMARY_COLUMNS))
-    if isinstance(engine, AsyncTokenEngine):
+    if isinstance(engine, AsyncEngine):
         numbers |= {f"rollout/engine/{key}": value for key, value in engine.facts().items()}
     log.write("rollout", {**numbers, **{f"rollout/{key}": value for key, value in facts.items()}, **watch.timings()})
     return manifest
@@ -406,7 +406,7 @@ def run_parts(
         ]
         for index, tasks in parts.items()
     }
-    if isinstance(engine, AsyncTokenEngine):
+    if isinstance(engine, AsyncEngine):
         names = list(begins)
         threads = threads_for(plan.environment)
         for place, attempts in play_concurrently(list(begins.values()), engine, sampling, watch, threads=threads):

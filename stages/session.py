@@ -5,6 +5,7 @@ give the same bytes.
 """
 
 import gc
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nanoskyrl.stages.config import Settings, merge, plugin_config, stage_config, to_plain
-from nanoskyrl.stages.engines import AsyncTokenEngine, Engine, make_engine
+from nanoskyrl.stages.engines import AsyncEngine, Engine, make_engine
 from nanoskyrl.stages.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.metrics import METRICS, MetricsLog
@@ -21,6 +22,8 @@ from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.runs import INPUT_OF, Run, RunConfig, is_main, step_of, version_of
 from nanoskyrl.stages.storage import is_local, make_directory, remove_tree, write_whole
 
+WITHOUT_POLICY = ("scripted", "openai")
+"""Engines that hold no policy of ours."""
 SERVED = "vllm"
 """The engine that lives in servers; one of a run is met again by the next command."""
 NOT_REMEMBERED = ("rollout.tasks",)
@@ -148,7 +151,7 @@ class Session:
         # Before anything is written: names, settings and tasks are right.
         self.engine_config(config.engine)
         environment_and_tasks(config, self.settings)
-        if policy is None and config.engine != "scripted":
+        if policy is None and config.engine not in WITHOUT_POLICY:
             policy = self._policy_for(step) if output is None else resolve_policy(self.config.policy)
         target = output or self.run.stage(step, "rollout")
         was = is_finished(target) and not force
@@ -362,24 +365,42 @@ class Session:
         )  # fmt: skip
         return Outcome(manifest, target, was)
 
-    def eval(self, *, policy: Path | None = None, output: Path | None = None, force: bool = False) -> Outcome:
-        """Evaluate a policy, the newest published one unless named."""
+    def eval(
+        self, name: str | None = None, *, policy: Path | None = None, output: Path | None = None, force: bool = False
+    ) -> Outcome:
+        """Evaluate a policy, the newest published one unless named, or an endpoint.
+
+        Args:
+            name: A benchmark or an environment; None: the environment of the settings.
+            policy: Its directory.
+            output: Where the shards go; None: their place in the run.
+            force: Replace an output made under other settings.
+        """
         from nanoskyrl.stages.eval import evaluate
 
         config = stage_config(self.settings, "eval")
         rollout_config = stage_config(self.settings, "rollout", seed=self.config.seed)
-        if policy is None and rollout_config.engine != "scripted":
+        if rollout_config.engine in WITHOUT_POLICY:
+            policy = None
+        elif policy is None:
             policy = self.policy_of((self.run.policies() or [0])[-1])
         version = version_of(policy) if policy else 0
         # A policy from elsewhere has no version here; its digest names the evaluation.
         place = f"{version:08d}" if version is not None else policy_digest(policy)[:8] if policy else "scripted"
-        target = output or self.run.root / "evals" / place / (config.env or rollout_config.env)
+        if rollout_config.engine == "openai":
+            place = re.sub(r"[^\w.-]+", "_", str(self.engine_config("openai").model or "openai"))
+        target = output or self.run.root / "evals" / place / (name or config.env or rollout_config.env)
         was, log = is_finished(target) and not force, self._log(target, version)
         engine = self._engine_for(rollout_config.engine)
         manifest = evaluate(
-            policy, target, config, rollout_config, settings=self.settings, engine=engine, force=force, log=log
-        )
+            policy, target, config, rollout_config, name=name, settings=self.settings, engine=engine, force=force,
+            log=log,
+        )  # fmt: skip
         return Outcome(manifest, target, was)
+
+    def benches(self) -> list[str]:
+        """Return the benchmarks that the settings name."""
+        return list(stage_config(self.settings, "eval").bench)
 
     def _places(
         self, stage: str, step: int | None, source: Path | None, output: Path | None
@@ -468,7 +489,7 @@ class Session:
     def close(self) -> None:
         """Stop what the engines started."""
         for engine in self._engines.values():
-            if isinstance(engine, AsyncTokenEngine):
+            if isinstance(engine, AsyncEngine):
                 engine.close()
         self._engines.clear()
 

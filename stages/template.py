@@ -6,6 +6,7 @@ from typing import Any
 
 from nanoskyrl.stages.config import Settings, build, config_class, field_docs, tables
 from nanoskyrl.stages.errors import ConflictError
+from nanoskyrl.stages.registry import BENCHES
 from nanoskyrl.stages.runs import Run
 from nanoskyrl.stages.storage import make_directory, write_whole
 
@@ -36,7 +37,7 @@ def settings_text(settings: Settings) -> str:
 
     document = tomlkit.document()
     document.add(tomlkit.comment("Settings of a nanoskyrl run. A line that is commented out shows the default."))
-    for table in dict.fromkeys([*ORDER, *tables(), *settings]):
+    for table in dict.fromkeys([*ORDER, *(name for name in tables() if name not in BENCHES), *settings]):
         found = config_class(table)
         if found is None:
             continue

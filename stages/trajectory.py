@@ -95,18 +95,18 @@ COLUMNS = (
     Column("response_ids", _tokens(pa.int32()), "rollout", "all tokens after the prompt, sampled and observed", True),
     Column("loss_mask", _tokens(pa.int8()), "rollout", "1 where the policy sampled the token, 0 where it was observed", True),
     Column("logprobs", _tokens(pa.float32()), "rollout", "nats under the sampling policy; an element is null where loss_mask is 0", True),
-    Column("prompt", pa.string(), "rollout", "prompt_ids decoded, for reading; never encoded again"),
-    Column("response", pa.string(), "rollout", "response_ids decoded, for reading; never encoded again"),
-    Column("messages", pa.string(), "rollout", "JSON: the conversation as role and content"),
+    Column("prompt", pa.string(), "rollout", "prompt_ids decoded, for reading; never encoded again; null where a benchmark withholds its text", True),
+    Column("response", pa.string(), "rollout", "response_ids decoded, for reading; never encoded again; null where withheld", True),
+    Column("messages", pa.string(), "rollout", "JSON: the conversation as role and content; null where withheld", True),
     Column("turns", pa.list_(pa.field("element", TURN_TYPE)), "rollout",
-           "per turn: action, observation, reward (the environment's own word, nullable), done, tool_calls (JSON: tool, args, result, ok, error), first_token (index into response_ids), token_count"),
+           "per turn: action, observation, reward (the environment's own word, nullable), done, tool_calls (JSON: tool, args, result, ok, error), first_token (index into response_ids), token_count; null where withheld", True),
     Column("status", pa.string(), "rollout", "completed, truncated, max_turns or failed"),
     Column("stop_reason", pa.string(), "rollout", "stop, length, max_turns, max_input_length, max_sequence_length or error"),
     Column("error", pa.string(), "rollout", "what failed; null unless status is failed", True),
     Column("trainable", pa.bool_(), "rollout", "false for engines without token ids"),
     Column("prompt_tokens", pa.int32(), "rollout", "as the engine counts them"),
     Column("completion_tokens", pa.int32(), "rollout", "sampled tokens, as the engine counts them"),
-    Column("metadata", pa.string(), "rollout", "JSON: what the environment says of the task; ground truth for scoring"),
+    Column("metadata", pa.string(), "rollout", "JSON: what the environment says of the task; ground truth for scoring; null where withheld", True),
     Column("reward", pa.float64(), "score", "null: not scored, and never read as 0", True),
     Column("reward_parts", pa.string(), "score", "JSON: the components of the reward by name"),
     Column("success", pa.bool_(), "score", "whether the task was solved; null: not known", True),
@@ -121,6 +121,8 @@ COLUMNS = (
     Column("drop_reason", pa.string(), "advantage", "zero_variance, surplus (more groups than dynamic sampling was to fill), overlong, singleton, failed, unscored or untrainable; null where kept", True),
 )  # fmt: skip
 
+WITHHELD = ("prompt", "response", "messages", "turns", "metadata")
+"""Null in rows of benchmarks whose text must not be written down, and in no others; they have no tokens either."""
 STAGE_ORDER = ("rollout", "score", "advantage")
 TOKEN_COLUMNS = tuple(column.name for column in COLUMNS if pa.types.is_list(column.type) and column.name != "turns")
 PER_RESPONSE_TOKEN = tuple(name for name in TOKEN_COLUMNS if name not in ("prompt_ids", "response_ids"))
@@ -333,19 +335,20 @@ def _turn_to_dict(turn: Turn) -> dict[str, Any]:
 
 
 def from_table(table: pa.Table) -> Iterator[Trajectory]:
-    """Yield the rows of a table as `Trajectory`; columns of `advantage` are left aside."""
+    """Yield the rows of a table as `Trajectory`; columns of `advantage` are left aside, and withheld text is empty."""
     known = {f.name for f in dataclasses.fields(Trajectory)}
     names = [name for name in table.column_names if name in known]
     plain = table.select([name for name in names if name not in TOKEN_COLUMNS]).to_pylist()
     tokens = {name: row_arrays(table.column(name)) for name in names if name in TOKEN_COLUMNS}
     for index, row in enumerate(plain):
         try:
-            for name in ("messages", "metadata", "reward_parts"):
+            for name, nothing in (("messages", "[]"), ("metadata", "{}"), ("reward_parts", "{}")):
                 if name in row:
-                    row[name] = json.loads(row[name])
+                    row[name] = json.loads(nothing if row[name] is None else row[name])
+            row.update({name: "" for name in ("prompt", "response") if row[name] is None})
             row["turns"] = [
                 Turn(**{**turn, "tool_calls": [ToolCall(**call) for call in json.loads(turn["tool_calls"])]})
-                for turn in row["turns"]
+                for turn in row["turns"] or ()
             ]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise InputError(
@@ -381,7 +384,7 @@ def check(table: pa.Table, stage: str) -> None:
         InputError: names the column, the row and what was found.
     """
     expected = schema_of(stage)
-    if not table.schema.equals(expected):
+    if not _fits(table.schema, expected):
         _explain_schema(table.schema, expected)
     if SCHEMA_KEY not in (table.schema.metadata or {}):
         raise InputError("the table carries no schema version", hint="Build tables with `schema_of`")
@@ -418,6 +421,37 @@ def check(table: pa.Table, stage: str) -> None:
         _check_verdicts(table)
 
 
+def _fits(found: pa.Schema, expected: pa.Schema) -> bool:
+    """Say whether a schema is the expected one, or says "never null" where it might be null."""
+    return found.names == expected.names and all(
+        one.type == other.type and (other.nullable or not one.nullable)
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+def withheld(table: pa.Table, parts: Sequence[dict[str, float | None]]) -> pa.Table:
+    """Return scored rows without any text or token: ids, grades and counts are left.
+
+    Args:
+        table: Rows with the columns of `score`.
+        parts: What is kept beside each reward, in place of `reward_parts`.
+    """
+    schema = schema_of("score")
+    rows = table.num_rows
+    gone = (*WITHHELD, "prompt_ids", "response_ids", "loss_mask", "logprobs")
+    errors = pc.if_else(pc.is_valid(table.column("error")), pa.scalar("withheld"), pa.scalar(None, pa.string()))
+    filled: dict[str, Any] = {
+        "trainable": pa.array([False] * rows, pa.bool_()),
+        "error": errors.combine_chunks() if isinstance(errors, pa.ChunkedArray) else errors,
+        "reward_parts": pa.array([to_json(kept) for kept in parts], pa.string()),
+    }
+    columns = [
+        pa.nulls(rows, schema.field(name).type) if name in gone else filled.get(name, table.column(name))
+        for name in schema.names
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
 def _check_words(table: pa.Table, name: str, allowed: Sequence[str]) -> None:
     for word in pc.unique(table.column(name)).to_pylist():
         if word not in allowed:
@@ -428,7 +462,7 @@ def _check_tokens(table: pa.Table) -> None:
     response = table.column("response_ids")
     lengths = pc.list_value_length(response)
     trainable = table.column("trainable")
-    for name in ("prompt_ids", "response_ids", "loss_mask"):
+    for name in ("prompt_ids", "response_ids", "loss_mask", *WITHHELD):
         _refuse(
             pc.and_(trainable, pc.is_null(table.column(name))),
             lambda row, name=name: f"row {row} is trainable but has no `{name}`",

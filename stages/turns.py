@@ -17,7 +17,16 @@ import numpy as np
 from nanoskyrl.envs.base import Environment, Message, Task, check_metadata, check_observation, check_step
 from nanoskyrl.envs.memory import Memory
 from nanoskyrl.stages.digests import derive_seed
-from nanoskyrl.stages.engines import Engine, Generation, Request, Sampling, TextEngine, TokenEngine
+from nanoskyrl.stages.engines import (
+    ChatRequest,
+    Engine,
+    Generation,
+    Reply,
+    Request,
+    Sampling,
+    TextEngine,
+    TokenEngine,
+)
 from nanoskyrl.stages.metrics import Stopwatch
 from nanoskyrl.stages.trajectory import STOP_REASONS, Trajectory, Turn
 
@@ -98,6 +107,8 @@ class Attempt:
         self.turn = 0
         self.stop_reason: str | None = None
         self.error: str | None = None
+        self.counted = (0, 0)
+        """Prompt and completion tokens of all turns, where the engine counts them and shows none."""
         self._tools: Sequence[dict[str, Any]] = ()
         self._episode: Any = None
         try:
@@ -155,6 +166,23 @@ class Attempt:
             [],
         )
         self._end(reason)
+
+    def chat_request(self) -> ChatRequest:
+        """Return what is to be asked for next, of an engine that takes words."""
+        seed = derive_seed(self.identity.seed, "turn", self.turn)
+        shown = self.memory.view(self._first, self._turns, self._summary)
+        return ChatRequest(messages=shown, tools=self._tools, seed=seed, max_tokens=self.limits.max_generate_length)
+
+    def take_reply(self, reply: Reply) -> None:
+        """Act on what an endpoint wrote, and count its tokens."""
+        self.counted = (self.counted[0] + reply.prompt_tokens, self.counted[1] + reply.completion_tokens)
+        if reply.error is not None:
+            self._fail(reply.error)
+        elif reply.finish_reason == "length":  # as in `take`
+            self._record(Turn(action=reply.text, observation="", done=False), [])
+            self._end("length")
+        else:
+            self._act(reply.text, None, None)
 
     def take_text(self, action: str) -> None:
         """Act on text from an engine without tokens."""
@@ -289,8 +317,8 @@ class Attempt:
             stop_reason=self.stop_reason,
             error=self.error,
             trainable=tokens,
-            prompt_tokens=len(segment.prompt_ids),
-            completion_tokens=sum(segment.loss_mask),
+            prompt_tokens=len(segment.prompt_ids) if tokens else self.counted[0],
+            completion_tokens=sum(segment.loss_mask) if tokens else self.counted[1],
             metadata=self.metadata,
         )
 
@@ -310,6 +338,7 @@ def play(attempts: Sequence[Attempt], engine: Engine, sampling: Sampling, watch:
                 for attempt in alive:
                     attempt.take_text(engine.reply(attempt.environment, attempt.task, attempt.turn))
             continue
+        assert isinstance(engine, TokenEngine)  # chat engines play concurrently
         with watch("generate"):
             generations = engine.generate([attempt.request() for attempt in alive], sampling)
         with watch("env"):

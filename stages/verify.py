@@ -61,7 +61,7 @@ def verify(place: Path) -> Verdict:
         _check_policy(run, version, verdict)
     for step in run.steps():
         _check_step(run, step, verdict)
-    for folder in sorted((place / "evals").glob("*/*")):
+    for folder in sorted(path for path in (place / "evals").glob("*/*") if path.is_dir()):
         _check_directory(folder, verdict)
     return verdict
 

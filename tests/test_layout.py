@@ -21,6 +21,7 @@ PLUMBING = {
     "learner", "train_config", "critic", "objective", "episodes", "passes", "recipe", "update", "concurrent_turns",
     "vllm_config", "vllm_client", "vllm_tokens", "vllm_worker", "vllm_weights", "vllm_proof", "vllm_servers",
     "vllm_engine", "packing", "parallel", "optim", "adapters", "checkpointing", "trained", "throughput",
+    "openai_engine", "chat_wire",
 }  # fmt: skip
 STAGES = {"rollout", "score", "advantage", "advantage_config", "train", "sync", "eval"}
 ABOVE = {
@@ -42,6 +43,8 @@ ABOVE = {
     "curve",
     "compare",
     "preview",
+    "eval_report",
+    "grade",
 }
 
 

@@ -17,6 +17,7 @@ COMMANDS = [
     "serve",
     "show",
     "verify",
+    "grade",
     "compare",
     "init",
     "list",

@@ -48,7 +48,8 @@ DESIGN = {
         kept:bool drop_reason:string""",
 }
 NULLABLE = [
-    "policy_version", "policy_digest", "prompt_ids", "response_ids", "loss_mask", "logprobs", "error", "reward",
+    "policy_version", "policy_digest", "prompt_ids", "response_ids", "loss_mask", "logprobs", "prompt", "response",
+    "messages", "turns", "error", "metadata", "reward",
     "success", "shaped_reward", "advantages", "returns", "values", "old_logprobs", "ref_logprobs", "drop_reason",
 ]  # fmt: skip
 

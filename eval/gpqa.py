@@ -1,0 +1,66 @@
+"""GPQA: graduate questions in biology, physics and chemistry (arXiv 2311.12022).
+
+Its terms ask that no example be shown in the open: the shards stay on this machine, and
+export and report refuse their text. Options are shuffled by row, and the permutation is
+kept; the gold is an index through it, for two options may read alike.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nanoskyrl.envs.base import Task
+from nanoskyrl.eval.base import BenchConfig, Scored
+from nanoskyrl.eval.mmlu import MultipleChoice, by_group
+from nanoskyrl.eval.rows import Hub, Row, bench_rows
+from nanoskyrl.stages.digests import derive_seed
+from nanoskyrl.stages.errors import check_words
+
+SUBSETS = ("gpqa_diamond", "gpqa_main", "gpqa_extended")
+OPTIONS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpqaConfig(BenchConfig):
+    """Which subset is asked."""
+
+    subset: str = "gpqa_diamond"
+    """gpqa_diamond (198), gpqa_main (448) or gpqa_extended (546); the one of a file is the file's."""
+    shuffle_seed: int = 0
+    """Of the order of options."""
+
+    def __post_init__(self) -> None:
+        """Refuse a subset that does not exist."""
+        check_words("gpqa", self, subset=SUBSETS)
+
+
+class Gpqa(MultipleChoice):
+    """One subset; all of them lie in a split called `train`."""
+
+    Config = GpqaConfig
+    name = "gpqa"
+    columns = ("Question", *OPTIONS)
+    stays_local = "GPQA's terms ask that its examples not be shown"
+
+    @property
+    def rows(self) -> list[Row]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """All rows of the subset."""
+        terms = "its terms must be accepted on the hub, and a token set"
+        hub = Hub(name="Idavidrein/gpqa", config=self.config.subset, split="train", terms=terms)
+        return bench_rows(self.config.data, hub, self.name, self.columns)
+
+    def pose(self, row: Row, index: int) -> Task:
+        """Return a row's question with its options in an order of their own."""
+        task_id = str(row.get("Record ID") or f"gpqa-{index:04d}")
+        order = list(range(len(OPTIONS)))
+        random.Random(derive_seed("gpqa", self.config.shuffle_seed, task_id)).shuffle(order)
+        options = [str(row[OPTIONS[place]]).strip() for place in order]
+        return self.question(
+            task_id, str(row["Question"]).strip(), options, order.index(0), permutation=order,
+            domain=row.get("High-level domain", ""),
+        )  # fmt: skip
+
+    def metrics(self, rows: Sequence[Scored]) -> dict[str, Any]:
+        """Return accuracy by domain."""
+        return {"accuracy_by_domain": by_group(rows, "domain")}

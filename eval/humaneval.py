@@ -1,0 +1,77 @@
+"""HumanEval: 164 functions to complete (arXiv 2107.03374), each with tests that run in the sandbox."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nanoskyrl.envs.base import Score, Task
+from nanoskyrl.envs.sandbox import Limits, full_python
+from nanoskyrl.eval.base import Benchmark, graded, user, wrong
+from nanoskyrl.eval.code import fenced, run_solution
+from nanoskyrl.eval.rows import Hub, Row
+from nanoskyrl.stages.trajectory import Trajectory
+
+LIMITS = Limits(seconds=10.0, memory_mb=1024)
+WORK = """
+def work(names, order):
+    exec(compile(order["test"], "test.py", "exec"), names)
+    names["check"](names[order["entry_point"]])
+    return True
+"""
+
+
+class HumanEval(Benchmark):
+    """The test split; a sample passes where all of its task's tests do."""
+
+    name = "humaneval"
+    hub = Hub(name="openai/openai_humaneval")
+    columns = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
+    metric = "passed"
+    workers = 2
+    max_generate_length = 1024
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Return the tasks; without a sandbox none could be graded, so that comes first."""
+        full_python()
+        return super().tasks(split)
+
+    def pose(self, row: Row, index: int) -> Task:
+        """Return a row's function, asked for as a whole in a fenced block."""
+        text = (
+            "Complete this Python function. Reply with the whole function, imports included, in one fenced block."
+            f"\n\n```python\n{row['prompt'].rstrip()}\n```"
+        )
+        return Task(
+            task_id=str(row["task_id"]), split="test", prompt=row["prompt"],
+            messages=user(self.asked(row["prompt"], text)), ground_truth=row["canonical_solution"],
+            metadata={"prompt": row["prompt"], "test": row["test"], "entry_point": row["entry_point"]},
+        )  # fmt: skip
+
+    def gold(self, task: Task) -> str:
+        """Write the canonical solution in a fenced block."""
+        return f"Here it is:\n\n```python\n{task.metadata['prompt']}{task.ground_truth}\n```"
+
+    def verdict(self, text: str, metadata: Mapping[str, Any], trajectory: Trajectory) -> Score:
+        """Run the row's tests on the solution."""
+        solution = completed(text, metadata["prompt"], metadata["entry_point"])
+        if not solution:
+            return wrong()
+        order = {"test": metadata["test"], "entry_point": metadata["entry_point"]}
+        outcome = run_solution(solution, WORK, order, LIMITS)
+        return graded(outcome.reached and outcome.value is True, timeout=float(outcome.reason == "timeout"))
+
+
+def completed(text: str, prompt: str, entry_point: str) -> str:
+    """Return the program that a reply makes of a prompt; nothing where it holds none.
+
+    A block that defines the function stands behind the prompt's own imports and helpers; a
+    reply that only goes on with the body is put behind the prompt.
+    """
+    head = f"def {entry_point}"
+    whole = [block for block in fenced(text) if head in block]
+    if whole:
+        return f"{prompt[: prompt.rfind(head)]}\n{whole[-1]}"
+    if head in text and "```" not in text:
+        return f"{prompt[: prompt.rfind(head)]}\n{text}"
+    blocks = fenced(text)
+    body = blocks[-1] if blocks else text
+    return f"{prompt}{body}" if body.strip() else ""

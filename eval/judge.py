@@ -1,0 +1,82 @@
+"""Which judge a benchmark asks, and the words it is asked in; `envs/judge.py` does the asking."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nanoskyrl.envs.base import VerifierTimeout
+from nanoskyrl.envs.judge import Judge, JudgeConfig, JudgeFailed
+from nanoskyrl.eval.base import ToolsConfig
+from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.storage import as_path
+
+TIMEOUT_SECONDS = 600.0
+WORKERS = 16
+"""Judgements asked for at once."""
+MAX_TOKENS = 4096
+"""Of a verdict, as HLE's authors give."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedConfig(ToolsConfig):
+    """What benchmarks with a judge can be told."""
+
+    judge_endpoint: str | None = None
+    """OpenAI-compatible address of the judge; None: no judge."""
+    judge_model: str | None = None
+    """Its name there."""
+    judge_key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key."""
+    judge_prompt: str | None = None
+    """A text file with {question}, {response} and {correct_answer} that takes the place of our words."""
+
+
+def judge_of(config: JudgedConfig) -> Judge | None:
+    """Return the judge that the settings name, if any; its verdicts are written to no disk.
+
+    Raises:
+        SettingsError: an endpoint without a model.
+    """
+    if not config.judge_endpoint:
+        return None
+    if not config.judge_model:
+        raise SettingsError("a judge's endpoint needs its model", hint="Name it with `--judge-model`")
+    return Judge(
+        JudgeConfig(
+            endpoint=config.judge_endpoint, model=config.judge_model, key_env=config.judge_key_env,
+            # The authors' judge reasons: it takes neither a temperature nor the old name of the limit.
+            temperature=None, max_tokens_name="max_completion_tokens", max_tokens=MAX_TOKENS,
+            timeout_seconds=TIMEOUT_SECONDS, concurrency=WORKERS,
+        )
+    )  # fmt: skip
+
+
+def verdict_of(
+    judge: Judge, prompt: str, schema: Mapping[str, Any], check: Callable[[dict[str, Any]], None]
+) -> dict[str, Any] | None:
+    """Return the fields of a verdict, or None where none could be had, for whatever reason."""
+    try:
+        return judge.ask(prompt, schema, check)
+    except (JudgeFailed, VerifierTimeout):
+        return None
+
+
+def filled(config: JudgedConfig, ours: str, **fields: str) -> str:
+    """Return the judge's prompt: our words, or the user's file, with the fields in place.
+
+    Raises:
+        InputError: the file is missing.
+    """
+    template = ours
+    if config.judge_prompt is not None:
+        path = as_path(config.judge_prompt)
+        if not path.is_file():
+            raise InputError(f"there is no prompt `{config.judge_prompt}`", hint="Name a text file")
+        template = path.read_text(encoding="utf-8")
+    pieces = template.split("{")
+    # Only the fields that are known: what a model wrote may hold braces, and templates hold JSON.
+    found = pieces[0]
+    for piece in pieces[1:]:
+        name, brace, rest = piece.partition("}")
+        found += f"{fields[name]}{rest}" if brace and name in fields else "{" + piece
+    return found

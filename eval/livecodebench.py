@@ -1,0 +1,221 @@
+"""LiveCodeBench: contest problems by date (arXiv 2403.07974), graded by public and private tests.
+
+Programs read stdin, or give a class with a method (LeetCode). Every test runs in the
+sandbox; what the right output is stays outside. Private tests come pickled; the unpickler
+makes nothing but plain values.
+"""
+
+import base64
+import io
+import json
+import pickle
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from nanoskyrl.envs.base import Score, Task
+from nanoskyrl.envs.sandbox import Limits, full_python
+from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user, wrong
+from nanoskyrl.eval.code import last_block, run_program, run_solution, same_output
+from nanoskyrl.eval.mmlu import by_group
+from nanoskyrl.eval.rows import Hub, Row
+from nanoskyrl.stages.errors import InputError, SettingsError, check_words
+from nanoskyrl.stages.trajectory import Trajectory
+
+VERSIONS = tuple(f"release_v{i}" for i in range(1, 7)) + tuple(f"v{i}" for i in range(1, 7)) + ("v4_v5",)
+LARGEST_TESTS = 1 << 30
+"""Bytes that private tests may unpack to."""
+LIMITS = Limits(seconds=6.0, memory_mb=2048, output_bytes=16 << 20)
+"""Of one test; the authors give 6 seconds, too."""
+SYSTEM = "You write correct Python programs for contest problems. Reply with nothing but the program."
+PREAMBLE = """import bisect, collections, copy, datetime, functools, heapq, itertools
+import math, operator, random, re, string, sys
+from bisect import *
+from collections import *
+from functools import *
+from heapq import *
+from itertools import *
+from math import *
+from typing import *
+from builtins import *
+sys.setrecursionlimit(50000)
+"""
+"""Names that contest programs count on without an import."""
+WORK = """
+def work(names, order):
+    solution = names["Solution"]() if "Solution" in names else None
+    call = getattr(solution, order["func_name"]) if solution else names[order["func_name"]]
+    return plain(call(*order["arguments"]))
+
+def plain(value):
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return [[plain(key), plain(item)] for key, item in value.items()]
+    return value
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveCodeBenchConfig(BenchConfig):
+    """Which problems are asked."""
+
+    version: str = "release_v6"
+    """release_v1 ... release_v6, v1 ... v6 or v4_v5 on the hub; of a file, all of it."""
+    start_date: str | None = None
+    """First contest date, such as 2025-01-01; None: no bound."""
+    end_date: str | None = None
+    """Last contest date; None: no bound."""
+
+    def __post_init__(self) -> None:
+        """Refuse versions and dates that do not exist."""
+        import datetime
+
+        check_words("livecodebench", self, version=VERSIONS)
+        for name in ("start_date", "end_date"):
+            try:
+                datetime.date.fromisoformat(getattr(self, name) or "2025-01-01")
+            except ValueError as error:
+                raise SettingsError(
+                    f"`livecodebench.{name}` is {getattr(self, name)!r}, no date", hint="Write it as 2025-01-01"
+                ) from error
+
+
+class LiveCodeBench(Benchmark):
+    """Code generation, the `lite` rows."""
+
+    Config = LiveCodeBenchConfig
+    name = "livecodebench"
+    columns = (
+        "question_content", "question_id", "contest_date", "starter_code", "difficulty", "public_test_cases",
+        "private_test_cases", "metadata",
+    )  # fmt: skip
+    metric = "passed"
+    workers = 2
+    max_generate_length = 4096
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """Rows of the version whose contest lies between the dates."""
+        # Its own page on the hub is a script, which `datasets` runs no more; this is a copy as plain files.
+        self.hub = Hub(name="lighteval/code_generation_lite", config=self.config.version)  # pyright: ignore[reportAttributeAccessIssue]
+        first, last = self.config.start_date or "", self.config.end_date or "9"
+        found = [row for row in super().rows if first <= str(row["contest_date"])[:10] <= last]
+        if not found:
+            raise InputError(
+                f"livecodebench has no problem between {self.config.start_date} and {self.config.end_date}",
+                hint="Widen `livecodebench.start_date` and `livecodebench.end_date`",
+            )
+        return found
+
+    @cached_property
+    def _row_of(self) -> dict[str, Row]:
+        return {str(row["question_id"]): row for row in self.rows}
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Return the tasks; without a sandbox none could be graded, so that comes first."""
+        full_python()
+        return super().tasks(split)
+
+    def pose(self, row: Row, index: int) -> Task:
+        """Return a row's problem; its tests stay in the file, they can hold megabytes."""
+        starter = str(row["starter_code"] or "")
+        how = (
+            f"Begin with this code:\n```python\n{starter}\n```"
+            if starter
+            else "Read from stdin and write the answer to stdout:\n```python\n# your code\n```"
+        )
+        text = f"### Question:\n{row['question_content']}\n\n### Format: {how}\n\n### Answer: (in a fenced block)\n\n"
+        return Task(
+            task_id=str(row["question_id"]), split="test", prompt=row["question_content"],
+            messages=user(self.asked(row["question_content"], text), SYSTEM),
+            metadata={"difficulty": row["difficulty"], "contest_date": str(row["contest_date"])[:10]},
+        )  # fmt: skip
+
+    def gold(self, task: Task) -> str:
+        """Raise: the benchmark has no solutions."""
+        raise SettingsError("livecodebench has no gold answers", hint="Script them with `--set scripted.actions=FILE`")
+
+    def verdict(self, text: str, metadata: Mapping[str, Any], trajectory: Trajectory) -> Score:
+        """Run the tests, public ones first, up to the first that fails."""
+        program, row = _without_future(last_block(text)), self._row_of[trajectory.task_id]
+        if not program.strip():
+            return wrong()
+        tests, name = unpacked_tests(row), json.loads(row["metadata"] or "{}").get("func_name")
+        passed = 0
+        reason = None
+        for test in tests:
+            right, reason = _passes(program, test, name)
+            if not right:
+                break
+            passed += 1
+        return graded(
+            passed == len(tests) > 0, tests_passed=float(passed), tests=float(len(tests)),
+            timeout=float(reason == "timeout"),
+        )  # fmt: skip
+
+    def metrics(self, rows: Sequence[Scored]) -> dict[str, Any]:
+        """Return the share passed by difficulty."""
+        return {"passed_by_difficulty": by_group(rows, "difficulty")}
+
+
+def _passes(program: str, test: Mapping[str, Any], name: str | None) -> tuple[bool, str | None]:
+    """Return whether a program passes a test, and how it ended otherwise."""
+    if test.get("testtype") == "functional" or (name and test.get("testtype") != "stdin"):
+        order = {
+            "func_name": name,
+            "arguments": [json.loads(line) for line in test["input"].split("\n") if line.strip()],
+        }
+        outcome = run_solution(f"{PREAMBLE}{program}", WORK, order, LIMITS)
+        return outcome.reached and outcome.value == json.loads(test["output"]), outcome.reason
+    ran = run_program(f"{PREAMBLE}{program}", test["input"], LIMITS)
+    return ran.ok and same_output(ran.stdout, test["output"]), ran.reason
+
+
+def _without_future(program: str) -> str:
+    """Return a program that may stand behind other lines."""
+    return "\n".join(line for line in program.split("\n") if not line.startswith("from __future__ import"))
+
+
+def unpacked_tests(row: Row) -> list[dict[str, Any]]:
+    """Return a row's tests, public ones first.
+
+    Raises:
+        ValueError: they are in none of the known forms.
+    """
+    private = str(row["private_test_cases"])
+    try:
+        hidden = json.loads(private)
+    except ValueError:
+        hidden = json.loads(plain_unpickled(_inflated(base64.b64decode(private))))
+    return [*json.loads(row["public_test_cases"]), *hidden]
+
+
+def _inflated(data: bytes) -> bytes:
+    unpacker = zlib.decompressobj()
+    found = unpacker.decompress(data, LARGEST_TESTS)
+    if unpacker.unconsumed_tail:
+        raise ValueError(f"private tests are larger than {LARGEST_TESTS} bytes")
+    return found
+
+
+def plain_unpickled(data: bytes) -> str:
+    """Return the text in a pickle; anything that would import or call is refused.
+
+    Raises:
+        ValueError: it is no pickle of a plain text.
+    """
+    try:
+        found = _Plain(io.BytesIO(data)).load()
+    except Exception as error:  # a broken pickle raises whatever its opcodes meet
+        raise ValueError(f"private tests are no plain pickle: {type(error).__name__}: {error}") from error
+    if not isinstance(found, str):
+        raise ValueError(f"private tests unpickle to {type(found).__name__}, not to text")
+    return found
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")

@@ -1,0 +1,71 @@
+"""MATH and MATH-500: competition problems whose answer stands in a box (arXiv 2103.03874).
+
+The answer is the last box of the reply. Equality is math-verify's behind our layer, not
+the authors' comparison of strings: a fraction and its decimal are the same number.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nanoskyrl.envs.base import Score, Task
+from nanoskyrl.envs.grade_math import last_box
+from nanoskyrl.envs.graders import grade, judged
+from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user
+from nanoskyrl.eval.mmlu import by_group
+from nanoskyrl.eval.rows import Hub, Row
+from nanoskyrl.stages.trajectory import Trajectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathConfig(BenchConfig):
+    """Where the rows are."""
+
+
+class Math(Benchmark):
+    """The test split; the gold is the last box of a row's solution."""
+
+    Config = MathConfig
+    name = "math"
+    # Seven configs, one a subject, on one page; the copy with all in one is read.
+    hub = Hub(name="DigitalLearningGmbH/MATH-lighteval")
+    columns = ("problem", "solution")
+    workers = 2
+
+    def pose(self, row: Row, index: int) -> Task:
+        """Return a row's problem."""
+        gold = row.get("answer") or last_box(row["solution"])
+        if not gold:
+            raise ValueError("the solution has no box")
+        text = f"{row['problem']}\n\nReason step by step, and put the final answer into \\boxed{{}}."
+        return Task(
+            task_id=str(row.get("unique_id") or f"math-{index:05d}"), split="test", prompt=row["problem"],
+            messages=user(self.asked(row["problem"], text)), ground_truth=gold,
+            metadata={
+                "solution": row["solution"], "level": str(row.get("level", "")).removeprefix("Level "),
+                "subject": row.get("subject") or row.get("type") or "",
+            },
+        )  # fmt: skip
+
+    def gold(self, task: Task) -> str:
+        """Write the row's own solution."""
+        return task.metadata["solution"]
+
+    def verdict(self, text: str, metadata: Mapping[str, Any], trajectory: Trajectory) -> Score:
+        """Compare the last box with the gold."""
+        found = last_box(text)
+        if found is None:
+            return graded(False, answered=False)
+        return graded(judged(grade("math", metadata["ground_truth"], f"\\boxed{{{found}}}")))
+
+    def metrics(self, rows: Sequence[Scored]) -> dict[str, Any]:
+        """Return accuracy by level and by subject."""
+        return {"accuracy_by_level": by_group(rows, "level"), "accuracy_by_subject": by_group(rows, "subject")}
+
+
+class Math500(Math):
+    """500 problems of the test split, with the answers apart."""
+
+    name = "math500"
+    hub = Hub(name="HuggingFaceH4/MATH-500")
+    columns = ("problem", "solution", "answer")

@@ -1,0 +1,129 @@
+"""The numbers of an evaluation, from its scored shards alone.
+
+Tasks are independent, samples of one task are not: intervals go over tasks. What was not
+judged is counted apart and is never wrong; where a share says "of the samples", failed
+attempts are among them.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nanoskyrl.eval.base import ANSWERED, JUDGE_FAILED, Scored
+from nanoskyrl.eval.passk import mean_interval, pass_at_k
+from nanoskyrl.stages.trajectory import Trajectory, from_table
+
+KS = (1, 2, 4, 8, 16, 32, 64)
+MILLION = 1_000_000
+COUNTS = ("turns", "calls_valid", "calls_invalid", "calls_failed")
+"""What is counted of an attempt, and kept among the parts of its score where its turns are withheld."""
+INVALID = ("malformed", "unknown_tool", "bad_arguments", "too_many_calls")
+"""Errors of calls that were written wrongly; all others were carried out, and failed."""
+
+
+def counts_of(row: Trajectory) -> dict[str, float]:
+    """Return the turns and the tool calls of an attempt by kind."""
+    calls = [call for turn in row.turns for call in turn.tool_calls]
+    invalid = sum(not call.ok and call.error in INVALID for call in calls)
+    valid = sum(call.ok for call in calls)
+    numbers = (len(row.turns), valid, invalid, len(calls) - valid - invalid)
+    return {name: float(number) for name, number in zip(COUNTS, numbers, strict=True)}
+
+
+def summarize(
+    tables: Iterable[pa.Table], n_samples: int, *, ks: Sequence[int] = (), prices: Mapping[str, float] | None = None
+) -> tuple[dict[str, Any], list[Scored]]:
+    """Return the numbers of scored shards, and the judged attempts for a benchmark's own.
+
+    Args:
+        tables: The shards of an evaluation.
+        n_samples: Samples of each task.
+        ks: pass@k for these; none: every power of two up to `n_samples`.
+        prices: What a million `prompt` and `completion` tokens cost; None: not known.
+    """
+    scored: list[Scored] = []
+    statuses: Counter[str] = Counter()
+    score_statuses: Counter[str] = Counter()
+    tokens: dict[str, list[int]] = {"prompt": [], "completion": []}
+    counted: dict[str, list[float]] = {name: [] for name in COUNTS}
+    for table in tables:
+        for row, prompt, completion in _whole(table):
+            statuses[row.status] += 1
+            score_statuses[str(row.score_status)] += 1
+            tokens["prompt"].append(prompt)
+            tokens["completion"].append(completion)
+            counts = counts_of(row)
+            for name in COUNTS:
+                counted[name].append(row.reward_parts.get(name) or counts[name])
+            scored.append(
+                Scored(
+                    task_id=row.task_id, sample=row.sample, success=row.success, reward=row.reward,
+                    parts=row.reward_parts, metadata=row.metadata,
+                )
+            )  # fmt: skip
+    by_task = successes_by_task(scored)
+    interval = mean_interval([sum(values) / len(values) for values in by_task.values()])
+    samples = len(scored)
+    wanted = [k for k in (ks or KS) if k <= n_samples]
+    passes = {
+        f"pass_at_{k}": _mean([pass_at_k(len(v), int(sum(v)), k) for v in by_task.values() if len(v) >= k])
+        for k in wanted
+    }
+    known = [row for row in scored if ANSWERED in row.parts]
+    numbers = {
+        "tasks": len(by_task),
+        "samples": samples,
+        "success": interval[0] if interval else None,
+        "success_95": list(interval[1:]) if interval else None,
+        **passes,
+        "turns_mean": _mean(counted["turns"]),
+        "turns_p95": float(np.percentile(counted["turns"], 95)) if samples else None,
+        "tool_calls_valid": int(sum(counted["calls_valid"])),
+        "tool_calls_invalid": int(sum(counted["calls_invalid"])),
+        "tool_calls_failed": int(sum(counted["calls_failed"])),
+        "prompt_tokens": sum(tokens["prompt"]),
+        "completion_tokens": sum(tokens["completion"]),
+        "completion_tokens_mean": _mean(tokens["completion"]),
+        "cost": cost(sum(tokens["prompt"]), sum(tokens["completion"]), prices),
+        "truncated": statuses["truncated"] / samples if samples else None,
+        "no_answer": sum(not row.parts[ANSWERED] for row in known) / len(known) if known else None,
+        "judge_failures": sum(bool(row.parts.get(JUDGE_FAILED)) for row in scored),
+        "not_scored": sum(count for status, count in score_statuses.items() if status != "scored"),
+        "status": dict(sorted(statuses.items())),
+        "score_status": dict(sorted(score_statuses.items())),
+    }
+    return numbers, scored
+
+
+def successes_by_task(rows: Iterable[Scored]) -> dict[str, list[float]]:
+    """Return 1 or 0 for each judged sample, by task; a task without a verdict is not there."""
+    by_task: dict[str, list[float]] = {}
+    for row in rows:
+        if row.success is not None:
+            by_task.setdefault(row.task_id, []).append(float(row.success))
+    return by_task
+
+
+def _whole(table: pa.Table) -> Iterable[tuple[Trajectory, int, int]]:
+    """Yield each attempt once, with the turns and the tokens of all its rows."""
+    steps: dict[str, list[Trajectory]] = {}
+    for row in from_table(table):
+        steps.setdefault(row.trajectory_id, []).append(row)
+    for rows in steps.values():
+        whole = dataclasses.replace(rows[-1], turns=[turn for row in rows for turn in row.turns])
+        yield whole, sum(row.prompt_tokens for row in rows), sum(row.completion_tokens for row in rows)
+
+
+def cost(prompt: int, completion: int, prices: Mapping[str, float] | None) -> float | None:
+    """Return what so many tokens cost, in the prices' currency; None where prices are not known."""
+    if prices is None:
+        return None
+    return (prompt * prices["prompt"] + completion * prices["completion"]) / MILLION
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if len(values) else None

@@ -1,0 +1,95 @@
+"""MMLU-Pro: 14 categories, up to ten options (arXiv 2406.01574).
+
+Its authors ask with five worked examples of the category from the validation split;
+`shots_data` names them. Without, the question is asked alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from nanoskyrl.envs.base import Task
+from nanoskyrl.eval.base import BenchConfig, Scored, user
+from nanoskyrl.eval.choices import LETTERS, official_chain
+from nanoskyrl.eval.mmlu import MultipleChoice, by_group
+from nanoskyrl.eval.rows import Hub, Row, bench_rows
+from nanoskyrl.stages.errors import SettingsError
+
+NOT_AN_OPTION = "N/A"
+SHOTS_NEED = ("question", "options", "cot_content", "category")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MmluProConfig(BenchConfig):
+    """How it is asked, and how the letter is found."""
+
+    shots: int = 0
+    """Worked examples of the same category before the question; the authors give 5."""
+    shots_data: str | None = None
+    """A file with the rows of the validation split; None: the hub's."""
+    official_chain: bool = False
+    """Find the letter as the authors' scorer does, stray letters and a random guess included."""
+
+    def __post_init__(self) -> None:
+        """Refuse a number of examples that cannot be meant."""
+        if not 0 <= self.shots <= 5:
+            raise SettingsError(
+                f"`mmlu_pro.shots` must be 0 to 5, not {self.shots}", hint="The validation split has 5 a category"
+            )
+
+
+class MmluPro(MultipleChoice):
+    """The test split."""
+
+    Config = MmluProConfig
+    name = "mmlu_pro"
+    hub = Hub(name="TIGER-Lab/MMLU-Pro")
+    columns = ("question_id", "question", "options", "answer_index", "category")
+
+    @cached_property
+    def shots(self) -> dict[str, list[str]]:
+        """Worked examples by category."""
+        if not self.config.shots:
+            return {}
+        hub = Hub(name="TIGER-Lab/MMLU-Pro", split="validation")
+        found: dict[str, list[str]] = {}
+        for row in bench_rows(self.config.shots_data, hub, self.name, SHOTS_NEED):
+            worked = str(row["cot_content"]).removeprefix("A: ")
+            found.setdefault(row["category"], []).append(f"{_asked(row['question'], _options(row))} {worked}")
+        return {category: worked[: self.config.shots] for category, worked in found.items()}
+
+    def pose(self, row: Row, index: int) -> Task:
+        """Return a row's question; options that are "N/A" are none."""
+        category, options = row["category"], _options(row)
+        task = self.question(
+            str(row["question_id"]), row["question"], options, int(row["answer_index"]), category=category
+        )
+        if not self.config.shots:
+            return task
+        told = (
+            f"These are multiple choice questions about {category}. Think step by step, and end with "
+            '"The answer is (X)", where X is the letter of the right option.'
+        )
+        text = "\n\n".join([told, *self.shots.get(category, ()), _asked(row["question"], options)])
+        return Task(
+            task_id=task.task_id, split=task.split, prompt=task.prompt, ground_truth=task.ground_truth,
+            metadata=task.metadata, messages=user(f"{text} Let's think step by step."),
+        )  # fmt: skip
+
+    def letter(self, text: str, count: int) -> str | None:
+        """Return the letter, by our rule or the authors'."""
+        return official_chain(text, count) if self.config.official_chain else super().letter(text, count)
+
+    def metrics(self, rows: Sequence[Scored]) -> dict[str, Any]:
+        """Return accuracy by category."""
+        return {"accuracy_by_category": by_group(rows, "category")}
+
+
+def _options(row: Row) -> list[str]:
+    return [option for option in row["options"] if option != NOT_AN_OPTION]
+
+
+def _asked(question: str, options: Sequence[str]) -> str:
+    lines = "\n".join(f"{LETTERS[i]}. {option}" for i, option in enumerate(options))
+    return f"Question:\n{question}\nOptions:\n{lines}\nAnswer:"

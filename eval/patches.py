@@ -1,0 +1,106 @@
+"""Patches as SWE-bench takes them: found in a reply, tidied, checked, written as predictions."""
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from nanoskyrl.stages.errors import InputError
+
+_FENCED = re.compile(r"^```(?:diff|patch)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_BEGIN = re.compile(r"^(?:diff --git |--- (?:a/|/dev/null))", re.MULTILINE)
+GIT_SECONDS = 120
+
+
+def patch_in(text: str) -> str:
+    """Return the last fenced diff of a reply, or what follows the first line of a bare one; nothing without."""
+    found = _FENCED.findall(text)
+    if found:
+        return tidy(found[-1])
+    begin = _BEGIN.search(text)
+    return tidy(text[begin.start() :]) if begin and "```" not in text else ""
+
+
+def tidy(patch: str) -> str:
+    """Return a patch that ends in one newline, which `git apply` insists on; an empty one stays empty."""
+    return patch.strip("\n") + "\n" if patch.strip() else ""
+
+
+def parses(patch: str) -> bool:
+    """Say whether a text is a unified diff of at least one file, its line counts right."""
+    import unidiff
+
+    try:
+        files = unidiff.PatchSet.from_string(patch)
+    except (unidiff.UnidiffParseError, ValueError, IndexError, TypeError, AttributeError):
+        return False
+    return len(files) > 0 and all(len(file) or file.is_rename or file.is_binary_file for file in files)
+
+
+def applies(patch: str, repository: Path, commit: str) -> bool:
+    """Say whether a patch applies to a commit, without touching the repository's files or index.
+
+    Raises:
+        InputError: the repository does not have the commit.
+    """
+    with tempfile.TemporaryDirectory(prefix="skyrl-patch-") as folder:
+        # An index of its own: what is checked out does not matter, and stays.
+        env = {**os.environ, "GIT_INDEX_FILE": str(Path(folder) / "index")}
+        read = _git(repository, ["read-tree", commit], env)
+        if read.returncode:
+            raise InputError(
+                f"`{repository}` has no commit {commit[:12]}: {read.stderr.strip()[:200]}", hint="Fetch it there"
+            )
+        return _git(repository, ["apply", "--cached", "--check", "-"], env, patch).returncode == 0
+
+
+def _git(
+    repository: Path, words: list[str], env: Mapping[str, str], stdin: str = ""
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        ["git", "-C", str(repository), *words], input=stdin, capture_output=True, text=True, env=dict(env),
+        timeout=GIT_SECONDS, check=False, errors="replace",
+    )  # fmt: skip
+
+
+def predictions(patches: Iterable[tuple[str, str]], model: str) -> bytes:
+    """Return the official JSONL: one line a task, in the order given.
+
+    Args:
+        patches: instance id and patch.
+        model: Whose they are.
+    """
+    lines = [
+        json.dumps({"instance_id": name, "model_name_or_path": model, "model_patch": patch}, ensure_ascii=False)
+        for name, patch in patches
+    ]
+    return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+
+
+def read_predictions(path: Path) -> dict[str, str | None]:
+    """Return each instance's patch from a file of predictions; None where it says null.
+
+    Raises:
+        InputError: the file is missing, a line is no prediction, or an instance comes twice.
+    """
+    if not path.is_file():
+        raise InputError(f"there is no file of predictions `{path}`", hint="Name a .jsonl file")
+    found: dict[str, str | None] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        if not line.strip():
+            continue
+        hint = "Write JSON objects of instance_id, model_name_or_path and model_patch"
+        try:
+            row = json.loads(line)
+            name, patch = row["instance_id"], row["model_patch"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"line {number} of `{path}` is no prediction: {error}", hint=hint) from error
+        if not isinstance(name, str) or not isinstance(patch, str | None):
+            raise InputError(f"line {number} of `{path}` is no prediction", hint=hint)
+        if name in found:
+            raise InputError(f"line {number} of `{path}` has `{name}` again", hint="One prediction an instance")
+        found[name] = patch
+    return found

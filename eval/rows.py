@@ -1,0 +1,100 @@
+"""Rows of a benchmark: a local Parquet, JSONL or CSV file first, the hub second.
+
+A file that is named is all that is read, so everything works with the hub off.
+"""
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nanoskyrl.envs.datasets import read_rows
+from nanoskyrl.stages.errors import InputError
+from nanoskyrl.stages.storage import as_path
+
+Row = dict[str, Any]
+
+SUFFIXES = (".parquet", ".jsonl", ".csv")
+LONGEST_FIELD = 1 << 27
+"""Characters of one CSV field; Python's own limit is shorter than a SWE-bench patch may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hub:
+    """Where a benchmark lies on the hub."""
+
+    name: str
+    config: str | None = None
+    split: str = "test"
+    terms: str = ""
+    """What has to be accepted first; empty: nothing."""
+
+
+def bench_rows(data: str | None, hub: Hub | None, bench: str, needed: Sequence[str]) -> list[Row]:
+    """Return the rows of a benchmark.
+
+    Args:
+        data: A local file or an address that fsspec reads; None: the hub.
+        hub: Where the hub has it; None: not there.
+        bench: The benchmark's name, for messages.
+        needed: Columns that every row must have.
+
+    Raises:
+        InputError: the file or the hub's copy cannot be read, is empty, or lacks a column.
+    """
+    if data is not None:
+        where, rows = f"`{data}`", [row for _, row in _file_rows(data, bench)]
+    elif hub is not None:
+        where, rows = f"`{hub.name}` on the hub", _hub_rows(hub, bench)
+    else:
+        raise InputError(f"{bench} has no rows: it is on no hub", hint=f"Name a file with `--set {bench}.data=PATH`")
+    if not rows:
+        raise InputError(f"{where} has no rows of {bench}", hint="Name a file that has some")
+    for number, row in enumerate(rows):
+        if missing := [name for name in needed if name not in row]:
+            raise InputError(
+                f"row {number} of {where} has no column `{missing[0]}`, which {bench} needs",
+                hint=f"It has {', '.join(map(str, row))}",
+            )
+    return rows
+
+
+def _file_rows(data: str, bench: str) -> list[tuple[str, Row]]:
+    path = as_path(data)
+    if path.suffix not in SUFFIXES:
+        raise InputError(
+            f"`{data}` is no file of rows that is known here", hint=f"Give one that ends in {', '.join(SUFFIXES)}"
+        )
+    if path.suffix == ".csv" and path.is_file():
+        return list(_csv_rows(path))
+    return read_rows(data, "file", f"rows of {bench}")
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    csv.field_size_limit(LONGEST_FIELD)
+    try:
+        with path.open("r", encoding="utf-8-sig", newline="") as file:
+            for row in csv.DictReader(file, strict=True):
+                if None in row or None in row.values():
+                    raise InputError(
+                        f"row {len(row)} of `{path}` has not as many fields as the header", hint="Check its quotes"
+                    )
+                yield f"`{path}`", dict(row)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"`{path}` cannot be read as CSV: {error}", hint="Save it as UTF-8 CSV") from error
+
+
+def _hub_rows(hub: Hub, bench: str) -> list[Row]:
+    import datasets
+
+    try:
+        found = datasets.load_dataset(hub.name, hub.config, split=hub.split)
+    except Exception as error:  # the hub's client raises whatever its layers do
+        terms = f"; {hub.terms}" if hub.terms else ""
+        raise InputError(
+            f"the rows of {bench} (`{hub.name}` on the hub) cannot be had: {type(error).__name__}: "
+            f"{' '.join(str(error).split())[:300]}",
+            hint=f"Name a local file with `--set {bench}.data=PATH`{terms}",
+        ) from error
+    return [dict(row) for row in found]  # pyright: ignore[reportArgumentType, reportCallIssue]

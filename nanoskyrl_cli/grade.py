@@ -1,0 +1,49 @@
+"""`skyrl grade`."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from nanoskyrl_cli.options import emit, path, say
+
+
+def grade(
+    file: Annotated[
+        str,
+        typer.Argument(help="JSONL of kind, gold and pred; with --logs, SWE-bench predictions.", show_default=False),
+    ],
+    logs: Annotated[
+        str | None, typer.Option(help="Folder of logs that SWE-bench's harness left.", show_default=False)
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Rows of SWE-bench, for --logs: Parquet, JSONL or CSV.", show_default=False)
+    ] = None,
+) -> int:
+    """Grade answers by the graders of every environment and benchmark; print each row with `correct` and `why`.
+
+    Kinds: math, set, tuple, mcq, number, code, tool_call, final_answer.
+
+    Example: skyrl grade answers.jsonl
+    """
+    from nanoskyrl.stages.errors import EXIT_OK, EXIT_SHORT, SettingsError
+    from nanoskyrl.stages.grade import grade_logs, grade_rows
+
+    place = path(file)
+    assert place is not None
+    if logs is not None:
+        folder = path(logs)
+        assert folder is not None
+        if data is None:
+            raise SettingsError("`--logs` needs the rows of the benchmark", hint="Name them with `--data FILE`")
+        rows, numbers = grade_logs(place, folder, data)
+        for row in rows:
+            emit(json.dumps(row, ensure_ascii=False))
+        say(json.dumps(numbers))
+        return EXIT_OK if numbers["judged"] == numbers["predictions"] else EXIT_SHORT
+    counts = {True: 0, False: 0, None: 0}
+    for row in grade_rows(place):
+        counts[row["correct"]] += 1
+        emit(json.dumps(row, ensure_ascii=False))
+    say(f"{counts[True]} right, {counts[False]} wrong, {counts[None]} without a verdict")
+    return EXIT_SHORT if counts[None] else EXIT_OK

@@ -1,0 +1,139 @@
+"""Finished evaluations as people read them: one table, and two side by side."""
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from nanoskyrl.eval.compare import paired
+from nanoskyrl.eval.metrics import successes_by_task, summarize
+from nanoskyrl.stages.errors import InputError
+from nanoskyrl.stages.manifest import SUMMARY, first_difference, read_manifest
+from nanoskyrl.stages.shards import read_parts
+
+WIDTH = 120
+FLIPS_SHOWN = 20
+LINES = (
+    ("success", "success", "share"), ("95% interval", "success_95", "interval"), ("tasks", "tasks", "count"),
+    ("samples", "samples", "count"), ("steps, mean", "turns_mean", "number"), ("steps, p95", "turns_p95", "number"),
+    ("tool calls valid", "tool_calls_valid", "count"), ("tool calls invalid", "tool_calls_invalid", "count"),
+    ("tool calls failed", "tool_calls_failed", "count"), ("prompt tokens", "prompt_tokens", "count"),
+    ("completion tokens", "completion_tokens", "count"), ("cost", "cost", "number"),
+    ("truncated", "truncated", "share"), ("no answer", "no_answer", "share"),
+    ("judge failures", "judge_failures", "count"), ("not scored", "not_scored", "count"),
+)  # fmt: skip
+"""What the table shows of every evaluation: the line's name, the key in its summary, and how it is written."""
+GENERAL = {key for _, key, _ in LINES} | {
+    "benchmark", "metric", "task_ids", "completion_tokens_mean", "status", "score_status",
+}  # fmt: skip
+
+
+def summary_of(output: Path) -> dict[str, Any]:
+    """Return the numbers of a finished evaluation.
+
+    Raises:
+        InputError: there are none, or they cannot be read.
+    """
+    read_manifest(output, stage="eval")
+    try:
+        return json.loads((output / SUMMARY).read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"`{output / SUMMARY}` cannot be read: {error}", hint="Run the evaluation again, with `--force`"
+        ) from error
+
+
+def table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return one table of several evaluations, a column each."""
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    grid.add_column("")
+    for name, numbers in summaries.items():
+        grid.add_column(f"{name}\n{numbers.get('metric', 'success')}", justify="right")
+    passes = sorted({key for s in summaries.values() for key in s if key.startswith("pass_at_")}, key=_k)
+    for label, key, kind in [*LINES[:4], *((f"pass@{_k(name)}", name, "share") for name in passes), *LINES[4:]]:
+        grid.add_row(label, *(_written(numbers.get(key), kind) for numbers in summaries.values()))
+    own = dict.fromkeys(key for numbers in summaries.values() for key in numbers if _is_own(key, numbers[key]))
+    for key in own:
+        grid.add_row(key, *(_written(numbers.get(key), "number") for numbers in summaries.values()))
+    notes = [f"{name}: {numbers['note']}" for name, numbers in summaries.items() if numbers.get("note")]
+    return "\n".join([_text(grid), *notes])
+
+
+def _is_own(key: str, value: Any) -> bool:
+    return key not in GENERAL and not key.startswith("pass_at_") and (value is None or isinstance(value, int | float))
+
+
+def _k(name: str) -> int:
+    return int(name.rsplit("_", 1)[1])
+
+
+def _written(value: Any, kind: str) -> str:
+    if value is None:
+        return "-"
+    if kind == "interval":
+        return f"[{value[0]:.3f}, {value[1]:.3f}]"
+    return f"{value:,}" if kind == "count" else f"{value:.3f}" if kind == "share" else f"{value:,.4g}"
+
+
+def _text(grid: Table) -> str:
+    console = Console(file=io.StringIO(), width=WIDTH)
+    console.print(grid)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().split("\n")).strip("\n")  # type: ignore[attr-defined]
+
+
+def compare(first: Path, second: Path) -> dict[str, Any]:
+    """Return the paired difference of two finished evaluations of the same tasks.
+
+    Raises:
+        InputError: one is unfinished, they are of different benchmarks or rows, or share no judged task.
+    """
+    manifests = [read_manifest(place, stage="eval") for place in (first, second)]
+    names = [manifest.settings["rollout"]["env"] for manifest in manifests]
+    if names[0] != names[1]:
+        raise InputError(
+            f"`{first}` is of `{names[0]}`, `{second}` of `{names[1]}`", hint="Compare two evaluations of one benchmark"
+        )
+    sides = []
+    for place, manifest in zip((first, second), manifests, strict=True):
+        _, scored = summarize(read_parts(place, manifest), 1)
+        sides.append(successes_by_task(scored))
+    try:
+        found = paired(*sides)
+    except ValueError as error:
+        raise InputError(
+            f"`{first}` and `{second}` share no judged task", hint="Evaluate both with the same seed and limit"
+        ) from error
+    settings = [dict(manifest.settings.get(names[0]) or {}) for manifest in manifests]
+    difference = first_difference(settings[0], settings[1])
+    return {
+        "benchmark": names[0],
+        "first_place": str(first),
+        "second_place": str(second),
+        "graded_otherwise": None if difference is None else difference[0],
+        **asdict(found),
+    }
+
+
+def comparison(found: Mapping[str, Any]) -> str:
+    """Return a comparison as text."""
+    low, high = found["difference_95"]
+    lines = [
+        f"{found['benchmark']}, {found['tasks']} tasks judged in both",
+        f"first   {found['first']:.4f}  {found['first_place']}",
+        f"second  {found['second']:.4f}  {found['second_place']}",
+        f"second minus first  {found['difference']:+.4f}, 95% [{low:+.4f}, {high:+.4f}]"
+        + ("" if low <= 0 <= high else ", which leaves out 0"),
+    ]
+    for label in ("improved", "worsened", "only_first", "only_second"):
+        tasks = found[label]
+        rest = f" and {len(tasks) - FLIPS_SHOWN} more" if len(tasks) > FLIPS_SHOWN else ""
+        lines.append(f"{label.replace('_', ' '):<11} {len(tasks):4d}  {', '.join(tasks[:FLIPS_SHOWN])}{rest}".rstrip())
+    if found["graded_otherwise"]:
+        lines.append(f"note: the two differ in `{found['benchmark']}.{found['graded_otherwise']}`")
+    return "\n".join(lines)

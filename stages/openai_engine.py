@@ -1,0 +1,242 @@
+"""Engine `openai`: any OpenAI-compatible chat endpoint, for evaluation and judges.
+
+It shows no token ids, so its trajectories are untrainable. The client retries what may
+pass (no connection, 429, 5xx) with growing pauses; what still fails makes its attempt fail
+as `UNREACHABLE`, and after several in a row nothing more is asked. Replies can be kept in a
+journal, so that an evaluation that was interrupted does not ask, and pay, twice.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any, ClassVar, TypeVar
+
+from nanoskyrl.stages.chat_wire import TOOL_MODES, text_of, to_wire
+from nanoskyrl.stages.digests import digest_json
+from nanoskyrl.stages.engines import UNREACHABLE, ChatEngine, ChatRequest, Reply, Sampling
+from nanoskyrl.stages.errors import EngineError, SettingsError, check_words
+
+T = TypeVar("T")
+
+SEED_BITS = (1 << 31) - 1
+"""Some servers take seeds of 32 bits only."""
+GIVE_UP_AFTER = 8
+"""So many requests in a row that failed after all their tries: the endpoint is down."""
+OURS_TO_MEND = (401, 403, 404)
+"""Status codes that every request would meet: the key, the address or the model's name is wrong."""
+PASSING = (408, 409, 429)
+"""Status codes below 500 that may be gone a little later; the client has tried again by then."""
+REFUSALS_SHOWN = 300
+"""Characters of what an endpoint says is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenaiConfig:
+    """Which endpoint is asked, and how."""
+
+    PLACES: ClassVar[tuple[str, ...]] = ("base_url", "key_env", "concurrency", "timeout_seconds", "retries")
+    """Settings that say where and how to ask, and change no row."""
+
+    base_url: str | None = None
+    """Where /chat/completions lies, such as http://127.0.0.1:8000/v1."""
+    model: str | None = None
+    """The model's name there."""
+    key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key; servers without keys need none."""
+    concurrency: int = 32
+    """Requests under way at once."""
+    timeout_seconds: float = 900.0
+    """How long one request may take."""
+    retries: int = 8
+    """Further tries of a request that failed, with growing pauses, about half a minute in all."""
+    tools: str = "native"
+    """How tools are offered: native (the endpoint's own calls) or text (told in words)."""
+    seeded: bool = True
+    """Send every request a seed; false for endpoints that refuse one."""
+    max_tokens_name: str = "max_tokens"
+    """Or max_completion_tokens, for models that ask for it."""
+    extra: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """Further fields of every request, such as reasoning_effort."""
+
+    def __post_init__(self) -> None:
+        """Refuse words and numbers that cannot be meant."""
+        check_words("openai", self, tools=TOOL_MODES, max_tokens_name=("max_tokens", "max_completion_tokens"))
+        for name, least in (("concurrency", 1), ("retries", 0)):
+            if getattr(self, name) < least:
+                raise SettingsError(
+                    f"`openai.{name}` must be at least {least}, not {getattr(self, name)}", hint="Give a number"
+                )
+
+
+class OpenaiEngine(ChatEngine):
+    """One endpoint and one model."""
+
+    Config = OpenaiConfig
+
+    def __init__(self, config: OpenaiConfig) -> None:
+        """Make the client; nothing is asked yet.
+
+        Raises:
+            SettingsError: endpoint or model is not named.
+        """
+        for name, flag in (("base_url", "--endpoint"), ("model", "--model")):
+            if not getattr(config, name):
+                raise SettingsError(f"engine `openai` needs `openai.{name}`", hint=f"Name it with `{flag}`")
+        self.config = config
+        self.capacity = config.concurrency
+        self._loop = asyncio.new_event_loop()
+        self._thread: threading.Thread | None = None
+        self._client: Any = None
+        self._failures = 0
+        self._last_failure = ""
+        self._counts = {"requests": 0, "from_journal": 0, "unreachable": 0, "refused": 0}
+        self._kept: dict[str, dict[str, Any]] = {}
+        self._journal: IO[str] | None = None
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Run a coroutine on the engine's event loop, in a thread of its own."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop.run_forever, name="openai engine", daemon=True)
+            self._thread.start()
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def keep_replies(self, journal: Path | None) -> None:
+        """Keep every reply in this file, and take those that it holds from there; None: keep none."""
+        if self._journal is not None:
+            self._journal.close()
+        self._kept, self._journal = {}, None
+        if journal is None:
+            return
+        if journal.is_file():
+            for line in journal.read_text(encoding="utf-8").split("\n"):
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # the last line of a process that was killed
+                    row = json.loads(line)
+                    self._kept[row["request"]] = row["reply"]
+        self._journal = journal.open("a", encoding="utf-8")
+        self._journal.write("\n")  # after a torn line
+
+    async def chat(self, request: ChatRequest, sampling: Sampling) -> Reply:
+        """Return what came of a request, errors included."""
+        body = self._body(request, sampling)
+        # The seed stands in the key though it may not be sent: each sample has a reply of its own.
+        key = digest_json([body, request.seed])
+        if key in self._kept:
+            self._counts["from_journal"] += 1
+            return Reply(**self._kept[key])
+        if self._failures >= GIVE_UP_AFTER:
+            return Reply(finish_reason="error", error=f"{UNREACHABLE}: {self._last_failure}")
+        self._counts["requests"] += 1
+        reply = await self._ask(body)
+        if reply.error is None and self._journal is not None:
+            self._journal.write(json.dumps({"request": key, "reply": asdict(reply)}) + "\n")
+            self._journal.flush()
+        return reply
+
+    def _body(self, request: ChatRequest, sampling: Sampling) -> dict[str, Any]:
+        config = self.config
+        body: dict[str, Any] = {
+            "model": config.model,
+            "messages": to_wire(request.messages, request.tools, config.tools),
+            "temperature": sampling.temperature,
+            config.max_tokens_name: request.max_tokens,
+        }
+        if sampling.top_p < 1:
+            body["top_p"] = sampling.top_p
+        if sampling.stop_strings:
+            body["stop"] = list(sampling.stop_strings)
+        if request.tools and config.tools == "native":
+            body["tools"] = list(request.tools)
+        if config.seeded:
+            body["seed"] = request.seed & SEED_BITS
+        return {**body, **config.extra}
+
+    async def _ask(self, body: Mapping[str, Any]) -> Reply:
+        import openai
+
+        try:
+            fields = {key: value for key, value in body.items() if key not in ("model", "messages")}
+            create = self._connected().chat.completions.with_raw_response.create
+            answer = await create(model=body["model"], messages=body["messages"], extra_body=fields)
+            reply = _as_reply(json.loads(answer.http_response.content))
+        except openai.APIStatusError as error:
+            if error.status_code in OURS_TO_MEND:
+                raise EngineError(
+                    f"endpoint `{self.config.base_url}` refuses us: {_short(error)}",
+                    hint=f"Check the address, the model's name and the key in ${self.config.key_env}",
+                ) from error
+            if error.status_code in PASSING or error.status_code >= 500:
+                return self._unreachable(_short(error))
+            # It answered, and will answer the same again: this attempt's failure alone.
+            self._failures = 0
+            self._counts["refused"] += 1
+            return Reply(finish_reason="error", error=f"the endpoint refuses the request: {_short(error)}")
+        except openai.OpenAIError as error:
+            return self._unreachable(_short(error))
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            return self._unreachable(f"its reply is no chat completion ({type(error).__name__}: {error})")
+        self._failures = 0
+        return reply
+
+    def _unreachable(self, why: str) -> Reply:
+        self._failures += 1
+        self._counts["unreachable"] += 1
+        self._last_failure = why
+        return Reply(finish_reason="error", error=f"{UNREACHABLE}: {why}")
+
+    def _connected(self) -> Any:
+        if self._client is None:
+            import openai
+
+            self._client = openai.AsyncOpenAI(
+                base_url=self.config.base_url,
+                api_key=os.environ.get(self.config.key_env) or "none",
+                max_retries=self.config.retries,
+                timeout=self.config.timeout_seconds,
+            )
+        return self._client
+
+    def verify(self) -> None:
+        """An endpoint proves nothing about its weights."""
+
+    def facts(self) -> dict[str, float | int | str | None]:
+        """Return how many requests were made, and what came of them."""
+        found, self._counts = dict(self._counts), dict.fromkeys(self._counts, 0)
+        return {**found}
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.keep_replies(None)
+        if self._thread is None:
+            return
+        if self._client is not None:
+            with contextlib.suppress(Exception):
+                self.submit(self._client.close()).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._thread, self._client = None, None
+
+
+def _as_reply(answer: Any) -> Reply:
+    choice = answer["choices"][0]
+    message, usage = choice["message"], answer.get("usage") or {}
+    calls = [
+        (str(call["function"]["name"]), str(call["function"].get("arguments") or ""))
+        for call in message.get("tool_calls") or ()
+    ]
+    return Reply(
+        text=text_of(message.get("content"), calls),
+        finish_reason="length" if choice.get("finish_reason") == "length" else "stop",
+        prompt_tokens=int(usage.get("prompt_tokens") or 0),
+        completion_tokens=int(usage.get("completion_tokens") or 0),
+    )
+
+
+def _short(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= REFUSALS_SHOWN else f"{text[:REFUSALS_SHOWN]}..."

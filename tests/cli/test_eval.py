@@ -1,0 +1,165 @@
+"""`skyrl eval` and `skyrl grade` as a user meets them."""
+
+import json
+
+import pytest
+from benches import rows_file
+from endpoints import endpoint
+from running import data_file, skyrl
+
+
+def lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_several_benchmarks_make_one_table_and_shards_beside_the_policy(tmp_path):
+    done = skyrl(
+        "eval", "--bench", "mmlu,gpqa", "--engine", "scripted", "--run", tmp_path / "run",
+        "--data", f"mmlu={rows_file('mmlu')}", "--data", f"gpqa={rows_file('gpqa')}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[:2] == ["mmlu", "gpqa"]
+    for name in ("mmlu", "gpqa"):
+        summary = json.loads((tmp_path / "run" / "evals" / "00000000" / name / "summary.json").read_text())
+        assert (summary["benchmark"], summary["success"]) == (name, 1.0)
+
+
+def test_json_holds_the_summaries(tmp_path):
+    done = skyrl(
+        "eval", "--bench", "gsm8k", "--data", rows_file("gsm8k"), "--engine", "scripted", "--limit", 3, "--json",
+        "--out", tmp_path / "out", "--run", tmp_path / "run",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["gsm8k"]["tasks"] == 3
+    assert (tmp_path / "out" / "gsm8k" / "manifest.json").is_file()
+
+
+def test_an_endpoint_without_further_words_gets_the_default_benchmarks(tmp_path):
+    with endpoint(lambda body: "Answer: 15\nConfidence: 80%") as server:
+        done = skyrl(
+            "eval", "--endpoint", server.url, "--model", "some/model", "--run", tmp_path / "run",
+            "--data", f"hle={rows_file('hle')}", "--data", f"swe_bench_verified={rows_file('swe_bench_verified')}",
+            "--set", "swe_bench_verified.harness=never",
+        )  # fmt: skip
+    assert done.returncode == 3, done.stderr  # nothing said what is resolved
+    assert sorted(p.name for p in (tmp_path / "run" / "evals" / "some_model").iterdir()) == [
+        "hle",
+        "swe_bench_verified",
+    ]
+    assert "No resolve rate" in done.stdout
+    assert "exact_match_no_judge" in done.stdout
+
+
+def test_a_dead_endpoint_ends_with_3_and_a_count(tmp_path):
+    done = skyrl(
+        "eval", "--bench", "gsm8k,mmlu", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--limit", 2,
+        "--data", f"gsm8k={rows_file('gsm8k')}", "--data", f"mmlu={rows_file('mmlu')}", "--run", tmp_path / "run",
+        "--set", "openai.retries=0",
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert "error: 2 of 2 attempts at gsm8k were not answered" in done.stderr
+    assert "error: 2 of 2 attempts at mmlu were not answered" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_judge_is_named_by_flags(tmp_path):
+    def judge(body):
+        fields = {"extracted_final_answer": "1", "reasoning": "", "correct": "yes", "confidence": 50, "strict": True}
+        return json.dumps(fields)
+
+    with endpoint(judge) as server:
+        done = skyrl(
+            "eval", "--bench", "hle", "--data", rows_file("hle"), "--engine", "scripted", "--run", tmp_path / "run",
+            "--judge-endpoint", server.url, "--judge-model", "j", "--limit", 2, "--json",
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["hle"]
+    assert (found["metric"], found["success"], found["calibration_error"]) == ("accuracy", 1.0, 0.5)
+
+
+def test_a_misspelt_benchmark_gets_a_suggestion(tmp_path):
+    done = skyrl("eval", "--bench", "gsm8", "--run", tmp_path / "run")
+    assert done.returncode == 2
+    assert "Did you mean `gsm8k`?" in done.stderr
+
+
+def test_data_of_a_benchmark_that_is_not_run_is_refused(tmp_path):
+    done = skyrl("eval", "--bench", "gsm8k,mmlu", "--data", "rows.jsonl", "--run", tmp_path / "run")
+    assert done.returncode == 2
+    assert "BENCH=FILE" in done.stderr
+
+
+def test_a_cost_is_given_where_prices_are(tmp_path):
+    prices = tmp_path / "prices.toml"
+    prices.write_text("[m]\nprompt = 1000\ncompletion = 10000\n")
+    with endpoint(lambda body: "Answer: A") as server:
+        done = skyrl(
+            "eval", "--bench", "mmlu", "--data", rows_file("mmlu"), "--endpoint", server.url, "--model", "m",
+            "--prices", prices, "--run", tmp_path / "run", "--json",
+        )  # fmt: skip
+    assert json.loads(done.stdout)["mmlu"]["cost"] == pytest.approx(3 * (7 * 1000 + 3 * 10000) / 1e6)
+
+
+# skyrl grade
+
+ROWS = [
+    ({"kind": "math", "gold": "\\frac{1}{2}", "pred": "0.5"}, True),
+    ({"kind": "set", "gold": "1, 2", "pred": "{2, 1}"}, True),
+    ({"kind": "tuple", "gold": "(1, 2)", "pred": "(2, 1)"}, False),
+    ({"kind": "mcq", "gold": "C", "pred": "Answer: C"}, True),
+    ({"kind": "mcq", "gold": 0, "pred": "Answer: B"}, False),
+    ({"kind": "number", "gold": "#### 1,000", "pred": "so #### 1000"}, True),
+    ({"kind": "number", "gold": "7", "pred": 7}, True),
+    ({"kind": "code", "gold": {"inputs": ["2"], "outputs": ["4"]}, "pred": "print(int(input()) ** 2)"}, True),
+    ({"kind": "tool_call", "gold": {"name": "f", "arguments": {"x": 1}}, "pred": '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'}, True),
+    ({"kind": "final_answer", "gold": "Nairobi", "pred": "<answer>nairobi</answer>"}, True),
+    ({"kind": "final_answer", "gold": "Nairobi", "pred": None}, False),
+]  # fmt: skip
+
+
+def test_rows_are_graded_by_kind(tmp_path):
+    path = lines(tmp_path / "rows.jsonl", [{"id": i, **row} for i, (row, _) in enumerate(ROWS)])
+    done = skyrl("grade", path)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["correct"] for row in found] == [right for _, right in ROWS]
+    assert [row["id"] for row in found] == list(range(len(ROWS)))
+    assert all(row["why"] for row in found)
+    assert "8 right, 3 wrong, 0 without a verdict" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_power_that_never_ends_has_no_verdict(tmp_path):
+    path = lines(tmp_path / "rows.jsonl", [{"kind": "math", "gold": "1", "pred": "9^{9^{9^{9}}} - 9^{9^{9^{9}}} + 1"}])
+    done = skyrl("grade", path)
+    row = json.loads(done.stdout)
+    assert row["correct"] in (None, False)
+    assert done.returncode == (3 if row["correct"] is None else 0)
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"kind": "maths", "gold": "1", "pred": "1"}, "Did you mean `math`?"),
+        ({"kind": "math", "pred": "1"}, "line 1 of"), ({"kind": "mcq", "gold": "AB", "pred": "A"}, "is no letter"),
+    ],
+)  # fmt: skip
+def test_a_row_that_cannot_be_graded_is_named(row, says, tmp_path):
+    done = skyrl("grade", lines(tmp_path / "rows.jsonl", [row]))
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_a_missing_file_is_named(tmp_path):
+    done = skyrl("grade", tmp_path / "none.jsonl")
+    assert done.returncode == 2
+    assert "no file at" in done.stderr
+
+
+@pytest.mark.slow
+def test_all_gold_solutions_of_gsm8k_are_graded_right(tmp_path):
+    rows = [json.loads(line) for line in data_file("gsm8k/test_shared.jsonl").read_text().splitlines()]
+    path = lines(tmp_path / "r.jsonl", [{"kind": "number", "gold": r["answer"], "pred": r["answer"]} for r in rows])
+    done = skyrl("grade", path)
+    assert "1000 right, 0 wrong, 0 without a verdict" in done.stderr

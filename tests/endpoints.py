@@ -1,0 +1,72 @@
+"""OpenAI-compatible endpoints on loopback: real HTTP servers, whose answers a test scripts."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Answer = Callable[[dict[str, Any]], Any]
+"""From a request's body: the text, (text, finish reason), an HTTP status, or a whole response."""
+
+
+class Endpoint:
+    """A running server, and what it was asked."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.asked: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.most_at_once = 0
+
+
+@contextlib.contextmanager
+def endpoint(answer: Answer, *, delay_seconds: float = 0.0) -> Iterator[Endpoint]:
+    """Serve /v1/chat/completions while the block runs."""
+    import asyncio
+
+    import uvicorn
+    from fastapi import FastAPI, Request
+    from fastapi.responses import JSONResponse
+
+    app = FastAPI()
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    found = Endpoint(f"http://127.0.0.1:{port}/v1")
+    now = [0]
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Any:
+        body = await request.json()
+        found.asked.append(body)
+        found.keys.append(request.headers.get("authorization"))
+        now[0] += 1
+        found.most_at_once = max(found.most_at_once, now[0])
+        try:
+            await asyncio.sleep(delay_seconds)
+            given = answer(body)
+        finally:
+            now[0] -= 1
+        if isinstance(given, int):
+            return JSONResponse({"error": {"message": f"scripted {given}"}}, given, headers={"retry-after-ms": "1"})
+        if isinstance(given, dict):
+            return given
+        text, reason = given if isinstance(given, tuple) else (given, "stop")
+        return {
+            "id": "1", "object": "chat.completion", "created": 0, "model": body["model"],
+            "choices": [{"index": 0, "finish_reason": reason, "message": {"role": "assistant", "content": text}}],
+            "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
+        }  # fmt: skip
+
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield found
+    finally:
+        server.should_exit = True
+        thread.join(10)

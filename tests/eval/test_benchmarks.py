@@ -1,0 +1,343 @@
+"""Every benchmark on its sample rows: right answers, wrong ones, the starter policy, and what is kept of them."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+from benches import JUDGED, OWN, SAMPLES, STARTER, UNGRADED, Says, right, rows_file, run_bench, table_of, wrong
+from running import skyrl
+
+from nanoskyrl.eval.choices import answer_letter, official_chain, question_text
+from nanoskyrl.stages.config import plugin_config
+from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.manifest import check_may_leave, read_manifest
+from nanoskyrl.stages.registry import lookup
+from nanoskyrl.stages.trajectory import WITHHELD, check
+
+ALL = (*SAMPLES, *OWN)
+GRADED = [name for name in ALL if name not in UNGRADED]
+
+
+def bench(name, **settings):
+    return lookup("bench", name)(plugin_config({name: {"data": str(rows_file(name)), **settings}}, "env", name))
+
+
+@pytest.mark.parametrize("name", GRADED)
+def test_right_answers_in_the_words_of_a_model_score_one(name, tmp_path):
+    found = run_bench(name, tmp_path / "out", engine=right(name), limit=0 if name != "humaneval" else 12)
+    assert found["success"] == 1.0
+    assert found["no_answer"] == 0.0
+    assert found["not_scored"] == 0
+    assert found["tasks"] == found["samples"] == len(found["task_ids"])
+
+
+@pytest.mark.parametrize("name", GRADED)
+def test_wrong_answers_score_zero(name, tmp_path):
+    found = run_bench(name, tmp_path / "out", engine=wrong(name), limit=0 if name != "humaneval" else 12)
+    assert found["success"] == 0.0
+    assert found["not_scored"] == 0
+
+
+@pytest.mark.parametrize("name", GRADED)
+@pytest.mark.parametrize("text", ["", "\ud800 \x00 {{{{ ```", "Answer:", "#### ", "\\boxed{", "```python\n"])
+def test_whatever_a_model_writes_is_no_error_and_not_right(name, text, tmp_path):
+    found = run_bench(name, tmp_path / "out", engine=Says(lambda task: text), limit=2)
+    assert found["success"] == 0.0
+    assert found["not_scored"] == 0
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_starter_policy_runs_through_every_benchmark(name, tmp_path):
+    out = tmp_path / "out"
+    found = run_bench(
+        name, out, engine_name="hf", policy=STARTER, limit=2, n_samples=2, max_generate_length=4, max_turns=1
+    )
+    table = table_of(out)
+    assert found["samples"] == table.num_rows == 2 * found.get("tasks", 0) or name in UNGRADED
+    assert table.column("prompt_tokens").to_pylist() != [0] * table.num_rows
+    check(table, "eval")
+    assert read_manifest(out).stage == "eval"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_tasks_are_the_first_of_a_seeded_shuffle_and_written_down(name, tmp_path):
+    ids = [task.task_id for task in bench(name).tasks("test")]
+    found = [
+        run_bench(name, tmp_path / str(limit), engine=Says(lambda task: ""), limit=limit)["task_ids"]
+        for limit in (1, 2, 0)
+    ]
+    assert found[0] == found[1][:1] == found[2][:1]
+    assert found[1] == found[2][:2]
+    assert sorted(found[2]) == sorted(ids)
+
+
+def test_another_seed_chooses_other_tasks(tmp_path):
+    ids = [
+        run_bench("mmlu_pro", tmp_path / str(seed), engine=Says(lambda task: ""), limit=20, seed=seed)["task_ids"]
+        for seed in (0, 1)
+    ]
+    assert ids[0] != ids[1]
+
+
+def test_a_benchmark_is_not_trained_on():
+    with pytest.raises(SettingsError, match="a benchmark is not trained on"):
+        bench("gsm8k").tasks("train")
+
+
+# Rows that are not what they should be
+
+
+def test_a_missing_file_of_rows_names_the_benchmark(tmp_path):
+    with pytest.raises(InputError, match=r"no file at `.*none\.csv`"):
+        run_bench("mmlu", tmp_path / "out", tables={"mmlu": {"data": str(tmp_path / "none.csv")}})
+
+
+def test_rows_of_another_benchmark_name_the_column(tmp_path):
+    with pytest.raises(InputError, match="no column `choices`, which mmlu needs"):
+        run_bench("mmlu", tmp_path / "out", tables={"mmlu": {"data": str(rows_file("gsm8k"))}})
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"answer": 4}, "the right option is 4 of 4"),
+        ({"answer": "seven"}, "row 0 of mmlu"),
+        ({"choices": None}, "row 0"),
+    ],
+)
+def test_a_row_that_does_not_hold_what_it_should_is_named(change, says, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"question": "?", "choices": ["a", "b", "c", "d"], "answer": 0, **change}) + "\n")
+    with pytest.raises(InputError, match=says):
+        run_bench("mmlu", tmp_path / "out", tables={"mmlu": {"data": str(path)}})
+
+
+@pytest.mark.slow
+def test_the_hub_being_off_names_the_way_out(tmp_path):
+    found = skyrl(
+        "eval", "--bench", "gsm8k", "--engine", "scripted", "--out", tmp_path / "out", "--run", tmp_path / "run",
+        env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")},
+    )  # fmt: skip
+    assert found.returncode == 2
+    assert "the rows of gsm8k (`openai/gsm8k` on the hub) cannot be had" in found.stderr
+    assert "--set gsm8k.data=PATH" in found.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_that_changed_are_another_evaluation(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    lines = rows_file("mmlu").read_text()
+    path.write_text(lines)
+    tables = {"mmlu": {"data": str(path)}}
+    run_bench("mmlu", tmp_path / "out", tables=tables)
+    path.write_text(lines.replace("LIFO", "last in, first out"))
+    with pytest.raises(InputError.__base__, match="finished with another `inputs"):
+        run_bench("mmlu", tmp_path / "out", tables=tables)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
+def test_every_kind_of_file_holds_the_same_tasks(kind, tmp_path):
+    import pandas
+
+    rows = [json.loads(line) for line in rows_file("gsm8k").read_text().splitlines()[:5]]
+    path = tmp_path / f"rows.{kind}"
+    frame = pandas.DataFrame(rows)
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        frame.to_parquet(path) if kind == "parquet" else frame.to_csv(path, index=False)
+    found = run_bench("gsm8k", tmp_path / "out", tables={"gsm8k": {"data": str(path)}})
+    assert (found["success"], found["tasks"]) == (1.0, 5)
+
+
+# Multiple choice
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("Answer: C", "C"), ("answer is (B)", "B"), ("The answer is **D**.", "D"), ("Answer: $A$", "A"),
+        ("The final answer is \\boxed{C}", "C"), ("\\boxed{\\text{B}}", "B"), ("C", "C"), ("(d)", None), ("(D).", "D"),
+        ("Answer: B\nNo, wait.\nAnswer: C", "C"), ("I think A lens would do.", None), ("I", "I"),
+        ("Answer: I think it is C", None), ("A cat sat. Answer: J", "J"), ("Answer: K", None), ("", None),
+        ("Answer: A because it fits", "A"), ("Answer: C. Option B is wrong, as is option D.", "C"),
+    ],
+)  # fmt: skip
+def test_a_letter_counts_where_an_answer_is_given(text, letter):
+    assert answer_letter(text, 10) == letter
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("The answer is (C). Answer: D", "C"), ("Answer: D", "D"), ("so B it is, I say", "I"), ("A cat, then", "A"),
+        ("nothing", "A"),
+    ],
+)  # fmt: skip
+def test_the_official_chain_takes_stray_letters_and_guesses(text, letter):
+    guess = "ABCDEFGHIJ"[random.Random(12345).randint(0, 9)]
+    assert official_chain(text, 10) == (letter if text != "nothing" else guess)
+
+
+def test_mmlu_pro_with_the_official_chain_gives_points_for_stray_letters(tmp_path):
+    engine = Says(lambda task: f"It could be {task.ground_truth}, maybe")
+    ours = run_bench("mmlu_pro", tmp_path / "ours", engine=engine)
+    theirs = run_bench("mmlu_pro", tmp_path / "theirs", engine=engine, tables={"mmlu_pro": {"official_chain": True}})
+    assert (ours["success"], ours["no_answer"]) == (0.0, 1.0)
+    assert theirs["success"] == 1.0
+
+
+def test_mmlu_pro_with_shots_shows_worked_examples_of_the_category(tmp_path):
+    row = json.loads(rows_file("mmlu_pro").read_text().splitlines()[0])
+    shot = {**row, "question": "A worked one?", "cot_content": "A: Let's think step by step. The answer is (A)."}
+    path = tmp_path / "validation.jsonl"
+    path.write_text(
+        json.dumps(shot) + "\n" + json.dumps({**shot, "category": "another", "question": "Not this"}) + "\n"
+    )
+    task = bench("mmlu_pro", shots=5, shots_data=str(path)).tasks("test")[0]
+    text = task.messages[0]["content"]
+    assert text.index("A worked one?") < text.index(row["question"])
+    assert "Not this" not in text
+    assert text.endswith("Answer: Let's think step by step.")
+
+
+def test_the_question_shows_every_option_behind_its_letter():
+    assert question_text("Q?", ["x", "y"]).endswith("Q?\n\nA) x\nB) y")
+
+
+def test_gpqas_gold_goes_through_the_recorded_permutation():
+    golds = set()
+    for row, task in zip(bench("gpqa").rows, bench("gpqa").tasks("test"), strict=True):
+        order = task.metadata["permutation"]
+        place = "ABCD".index(task.ground_truth)
+        assert sorted(order) == [0, 1, 2, 3]
+        assert order[place] == 0
+        shown = task.messages[0]["content"].split("\n")[-4:]
+        assert shown[place] == f"{task.ground_truth}) {row['Correct Answer']}"
+        golds.add(task.ground_truth)
+    assert len(golds) > 1  # the right option does not always stand in one place
+
+
+def test_a_prompt_of_the_users_takes_the_place_of_ours(tmp_path):
+    path = tmp_path / "prompt.txt"
+    path.write_text("In their words: {question}\nGo.")
+    task = bench("gsm8k", prompt=str(path)).tasks("test")[0]
+    assert task.messages[0]["content"] == f"In their words: {task.prompt}\nGo."
+    path.write_text("nothing to ask")
+    with pytest.raises(InputError, match=r"has no \{question\} in it"):
+        _ = bench("gsm8k", prompt=str(path)).tasks("test")
+
+
+# What may not leave, and what may not be written
+
+
+def test_gpqas_text_stays_on_this_machine(tmp_path):
+    run_bench("gpqa", tmp_path / "out")
+    with pytest.raises(InputError, match="stays on this machine"):
+        check_may_leave(read_manifest(tmp_path / "out"), tmp_path / "out")
+    run_bench("gsm8k", tmp_path / "free", limit=1)
+    check_may_leave(read_manifest(tmp_path / "free"), tmp_path / "free")
+
+
+@pytest.mark.parametrize("engine_name", ["scripted", "hf"])
+def test_browsecomp_writes_down_no_text_and_no_token(engine_name, tmp_path):
+    out = tmp_path / "out"
+    policy = STARTER if engine_name == "hf" else None
+    found = run_bench("browsecomp", out, engine_name=engine_name, policy=policy, max_generate_length=8)
+    table = table_of(out)
+    for name in (*WITHHELD, "prompt_ids", "response_ids", "loss_mask", "logprobs"):
+        assert table.column(name).null_count == table.num_rows, name
+    secrets = [text for task in bench("browsecomp").tasks("test") for text in (task.prompt, str(task.ground_truth))]
+    assert len(secrets) == 6
+    # Parts are compressed, so what they hold is read; everything else lies open.
+    written = str(table.to_pylist()) + "".join(p.read_text() for p in out.glob("*.json"))
+    assert not [text for text in secrets if text in written]
+    assert (found["samples"], found["turns_mean"]) == (3, 1.0)
+    check(table, "eval")
+
+
+def test_text_is_withheld_only_where_nothing_is_trainable(tmp_path):
+    run_bench("browsecomp", tmp_path / "out")
+    table = table_of(tmp_path / "out")
+    place = table.schema.get_field_index("trainable")
+    import pyarrow as pa
+
+    trainable = table.set_column(place, table.schema.field(place), pa.array([True] * table.num_rows))
+    with pytest.raises(InputError, match="is trainable but has no"):
+        check(trainable, "eval")
+
+
+# The numbers do not depend on how they were come by
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "mmlu"])
+def test_batches_of_1_and_32_give_the_same_tokens_grades_and_logprobs(name, tmp_path):
+    tables = []
+    for size in (1, 32):
+        out = tmp_path / str(size)
+        run_bench(
+            name, out, engine_name="hf", policy=STARTER, limit=3, n_samples=4, max_generate_length=16,
+            tables={"hf": {"batch_size": size}},
+        )  # fmt: skip
+        tables.append(table_of(out))
+    for column in ("trajectory_id", "response_ids", "success", "reward", "turns"):
+        assert tables[0].column(column).to_pylist() == tables[1].column(column).to_pylist(), column
+    pairs = zip(*(table.column("logprobs").to_pylist() for table in tables), strict=True)
+    assert max(abs(np.array(a) - np.array(b)).max() for a, b in pairs) < 1e-5
+
+
+def test_a_killed_evaluation_goes_on_and_ends_with_the_same_bytes(tmp_path):
+    kinds = {"rollout": {"rows_per_part": 4}, "limit": 12}
+    run_bench("gsm8k", tmp_path / "whole", **kinds)
+
+    class Dies(type(right("gsm8k"))):
+        left = 6
+
+        def reply(self, environment, task, turn):
+            Dies.left -= 1
+            if not Dies.left:
+                raise KeyboardInterrupt
+            return super().reply(environment, task, turn)
+
+    from nanoskyrl.stages.scripted_engine import ScriptedConfig
+
+    with pytest.raises(KeyboardInterrupt):
+        run_bench("gsm8k", tmp_path / "killed", engine=Dies(ScriptedConfig()), **kinds)
+    assert [p.name for p in sorted((tmp_path / "killed").glob("part-*"))] == ["part-00000.parquet"]
+    run_bench("gsm8k", tmp_path / "killed", **kinds)
+    for path in (tmp_path / "whole").iterdir():
+        if path.is_file():
+            assert path.read_bytes() == (tmp_path / "killed" / path.name).read_bytes(), path.name
+
+
+def test_judged_benchmarks_without_a_judge_name_another_metric(tmp_path):
+    for name in JUDGED:
+        assert run_bench(name, tmp_path / name)["metric"] == "exact_match_no_judge"
+
+
+# A benchmark of the user's
+
+
+def test_a_benchmark_of_ones_own_is_a_class(tmp_path, monkeypatch):
+    (tmp_path / "my_bench.py").write_text(
+        "from nanoskyrl.envs.base import Task\n"
+        "from nanoskyrl.eval.base import Benchmark, graded, user\n\n\n"
+        "class Mine(Benchmark):\n"
+        "    name = 'mine'\n"
+        "    columns = ('q', 'a')\n\n"
+        "    def pose(self, row, index):\n"
+        "        task = dict(task_id=str(index), split='test', prompt=row['q'], ground_truth=row['a'])\n"
+        "        return Task(**task, messages=user(row['q']))\n\n"
+        "    def verdict(self, text, metadata, trajectory):\n"
+        "        return graded(text == metadata['ground_truth'])\n\n"
+        "    def gold(self, task):\n"
+        "        return task.ground_truth\n"
+    )
+    (tmp_path / "rows.csv").write_text("q,a\nOne?,1\nTwo?,2\n")
+    done = skyrl(
+        "eval", "--bench", "my_bench:Mine", "--data", "my_bench:Mine=rows.csv", "--engine", "scripted", "--json",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["my_bench:Mine"]["success"] == 1.0

@@ -1,0 +1,42 @@
+"""Benchmarks while a run trains."""
+
+import json
+
+import pytest
+from benches import rows_file
+from running import SMALL
+
+from nanoskyrl.stages.config import merge
+from nanoskyrl.stages.curve import curve
+from nanoskyrl.stages.errors import ConflictError
+from nanoskyrl.stages.loop import loop
+from nanoskyrl.stages.manifest import read_manifest
+from nanoskyrl.stages.policy import policy_digest
+from nanoskyrl.stages.runs import Run
+from nanoskyrl.stages.verify import verify
+
+
+def test_eval_every_runs_the_chosen_benchmarks_and_writes_them_beside_the_policy(tmp_path):
+    run = Run(tmp_path / "run")
+    settings = merge(
+        SMALL,
+        {
+            "loop": {"steps": 1, "eval_every": 1},
+            "eval": {"bench": ("mmlu", "gsm8k"), "limit": 2, "max_generate_length": 4},
+            "mmlu": {"data": str(rows_file("mmlu"))},
+            "gsm8k": {"data": str(rows_file("gsm8k"))},
+        },
+    )
+    reported = []
+    loop(run, settings, report=lambda step, numbers: reported.append((step, numbers.get("stage"))))
+    for version in (0, 1):
+        for name in ("mmlu", "gsm8k"):
+            place = run.root / "evals" / f"{version:08d}" / name
+            assert json.loads((place / "summary.json").read_text())["samples"] == 2
+            assert read_manifest(place).policy == policy_digest(run.policy(version))
+    assert [line for line in reported if line[1] == "eval"] == [(v, "eval") for v in (0, 0, 1, 1)]
+    text = curve(run)
+    assert [text.count(f"held-out {name}, policy") for name in ("mmlu", "gsm8k")] == [2, 2]
+    assert verify(run.root).holds
+    with pytest.raises(ConflictError, match="began with another `eval"):
+        loop(run, merge(settings, {"eval": {"bench": ("mmlu",)}}))

@@ -1,0 +1,201 @@
+"""The numbers of an evaluation, their table, prices, and two evaluations side by side."""
+
+import json
+
+import numpy as np
+import pytest
+from benches import Says, run_bench
+from running import skyrl
+
+from nanoskyrl.eval.compare import bootstrap_95, paired
+from nanoskyrl.eval.metrics import cost, summarize
+from nanoskyrl.eval.prices import read_prices
+from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.eval import EvalConfig
+from nanoskyrl.stages.eval_report import compare, comparison, summary_of, table
+from nanoskyrl.stages.trajectory import ToolCall, Turn, to_table
+
+
+@pytest.fixture
+def shard(group):
+    """Return scored rows of several tasks as a table."""
+
+    def make(rewards, **changes):
+        rows = [
+            row for task, values in rewards.items() for row in group(values, name=task, task_id=task, **changes)
+        ]  # fmt: skip
+        return to_table(rows, "score")
+
+    return make
+
+
+def turn(*calls):
+    return Turn(action="a", observation="", done=False, tool_calls=calls)
+
+
+OK = ToolCall(tool="t", result="1", ok=True)
+BAD = ToolCall(tool=None, ok=False, error="malformed")
+LATE = ToolCall(tool="t", ok=False, error="tool_error")
+
+
+def test_numbers_by_hand(shard):
+    tables = [shard({"a": [1, 1, 0, 0], "b": [0, 0, 0, 0]}, turns=[turn(OK, OK), turn(BAD), turn(LATE)])]
+    found, scored = summarize(tables, 4, prices={"prompt": 2.0, "completion": 10.0})
+    assert (found["tasks"], found["samples"], found["success"], len(scored)) == (2, 8, 0.25, 8)
+    # Of task a, one of two samples is right with 1 - C(2,2)/C(4,2) = 5/6.
+    assert (found["pass_at_1"], found["pass_at_2"], found["pass_at_4"]) == pytest.approx((0.25, 5 / 12, 0.5))
+    assert [found[f"tool_calls_{kind}"] for kind in ("valid", "invalid", "failed")] == [16, 8, 8]
+    assert (found["turns_mean"], found["turns_p95"]) == (3.0, 3.0)
+    assert (found["prompt_tokens"], found["completion_tokens"]) == (24, 16)
+    assert found["cost"] == pytest.approx((24 * 2 + 16 * 10) / 1e6)
+
+
+def test_the_95th_percentile_of_steps(shard):
+    tables = [shard({f"t{n}": [1.0]}, turns=[turn()] * n) for n in range(1, 21)]
+    found, _ = summarize(tables, 1)
+    assert found["turns_p95"] == pytest.approx(float(np.percentile(range(1, 21), 95)))
+    assert found["turns_mean"] == 10.5
+
+
+def test_what_was_not_judged_is_no_zero(shard):
+    found, _ = summarize([shard({"a": [1, None], "b": [None, None]})], 2)
+    assert (found["success"], found["tasks"], found["not_scored"], found["samples"]) == (1.0, 1, 3, 4)
+    assert found["pass_at_2"] is None  # no task has two judged samples
+
+
+def test_all_right_still_has_an_interval(shard):
+    found, _ = summarize([shard({f"t{i}": [1.0] for i in range(10)})], 1)
+    low, high = found["success_95"]
+    assert high == pytest.approx(1.0)
+    assert low == pytest.approx(0.7225, abs=1e-3)  # Wilson, 10 of 10
+
+
+def test_nothing_has_no_numbers_and_no_zeros():
+    found, _ = summarize([], 1)
+    assert found["samples"] == 0
+    assert [found[key] for key in ("success", "success_95", "turns_mean", "turns_p95", "truncated")] == [None] * 5
+
+
+def test_pass_at_k_needs_k_samples():
+    with pytest.raises(SettingsError, match="pass@8 needs at least 8 samples") as error:
+        EvalConfig(n_samples=4, pass_k=(8,))
+    assert error.value.hint == "Give `--n-samples 8`"
+
+
+def test_chosen_k_are_given_and_no_others(shard):
+    found, _ = summarize([shard({"a": [1, 0, 0]})], 3, ks=(3,))
+    assert [key for key in found if key.startswith("pass_at_")] == ["pass_at_3"]
+
+
+# Prices
+
+
+def test_a_price_table_is_read_by_model(tmp_path):
+    path = tmp_path / "prices.toml"
+    path.write_text('["a/model-1"]\nprompt = 0.5\ncompletion = 2\n')
+    assert read_prices(str(path), "a/model-1") == {"prompt": 0.5, "completion": 2.0}
+    assert read_prices(None, "a/model-1") is None
+    with pytest.raises(InputError, match="no prices of `a/model-2`") as error:
+        read_prices(str(path), "a/model-2")
+    assert error.value.hint == "Did you mean `a/model-1`?"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "prompt = [",
+        '[m]\nprompt = "much"\ncompletion = 1',
+        "[m]\nprompt = 1",
+        "m = 3",
+        "[m]\nprompt = -1\ncompletion = 1",
+    ],
+)
+def test_prices_that_are_none_are_refused(text, tmp_path):
+    path = tmp_path / "prices.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"prices\.toml"):
+        read_prices(str(path), "m")
+
+
+def test_without_prices_there_is_no_cost():
+    assert cost(1000, 1000, None) is None
+    assert cost(2_000_000, 1_000_000, {"prompt": 1.0, "completion": 4.0}) == 6.0
+
+
+# Side by side
+
+
+def test_paired_differences_by_hand():
+    found = paired(
+        {"a": [1, 1], "b": [0, 1], "c": [0], "only1": [1]}, {"a": [1, 1], "b": [1, 1], "c": [1], "only2": [0]}
+    )
+    assert (found.tasks, found.first, found.second) == (3, 0.5, 1.0)
+    assert found.difference == 0.5
+    assert (found.improved, found.worsened) == (("b", "c"), ())
+    assert (found.only_first, found.only_second) == (("only1",), ("only2",))
+
+
+def test_a_bootstrap_interval_covers_as_often_as_it_says():
+    rng = np.random.default_rng(1)
+    covered = 0
+    for _ in range(60):
+        low, high = bootstrap_95(rng.choice([-1.0, 0.0, 1.0], p=[0.1, 0.6, 0.3], size=60))
+        covered += low <= 0.2 <= high
+    assert covered >= 51  # 95% of 60 is 57; fewer than 51 comes by chance once in a thousand times
+
+
+def test_the_bootstrap_repeats_itself():
+    values = np.array([0.0, 1.0, 1.0, -1.0])
+    assert bootstrap_95(values) == bootstrap_95(values)
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Return two evaluations of the same 20 tasks: the second knows half of the letters."""
+    run_bench("mmlu_pro", tmp_path / "a", engine=Says(lambda task: "Answer: A"), limit=20)
+    run_bench(
+        "mmlu_pro", tmp_path / "b", limit=20,
+        engine=Says(lambda task: f"Answer: {task.ground_truth if task.ground_truth < 'E' else 'none'}"),
+    )  # fmt: skip
+    return tmp_path / "a", tmp_path / "b"
+
+
+def test_two_evaluations_are_compared_task_by_task(two):
+    found = compare(*two)
+    assert found["tasks"] == 20
+    assert found["difference"] == pytest.approx(found["second"] - found["first"])
+    assert len(found["improved"]) - len(found["worsened"]) == round(20 * found["difference"])
+    text = comparison(found)
+    assert all(task in text for task in found["improved"])
+    assert "which leaves out 0" in text
+    assert compare(two[0], two[0])["difference_95"] == (0.0, 0.0)
+
+
+def test_compare_prints_json(two):
+    done = skyrl("eval", "--compare", *two, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["benchmark"] == "mmlu_pro"
+
+
+def test_other_benchmarks_are_not_compared(two, tmp_path):
+    run_bench("mmlu", tmp_path / "c")
+    with pytest.raises(InputError, match="is of `mmlu_pro`"):
+        compare(two[0], tmp_path / "c")
+    run_bench("mmlu_pro", tmp_path / "d", limit=2, seed=9)
+    if not set(summary_of(tmp_path / "d")["task_ids"]) & set(summary_of(two[0])["task_ids"]):
+        with pytest.raises(InputError, match="share no judged task"):
+            compare(two[0], tmp_path / "d")
+
+
+def test_another_way_of_grading_is_noted(two, tmp_path):
+    run_bench("mmlu_pro", tmp_path / "c", limit=20, tables={"mmlu_pro": {"official_chain": True}})
+    assert compare(two[0], tmp_path / "c")["graded_otherwise"] == "official_chain"
+
+
+def test_the_table_has_a_column_an_evaluation(two):
+    text = table({"first": summary_of(two[0]), "second": summary_of(two[1])})
+    lines = text.splitlines()
+    assert "first" in lines[0]
+    assert "second" in lines[0]
+    assert any(line.split()[:1] == ["pass@1"] for line in lines)
+    assert max(map(len, lines)) <= 120

@@ -1,0 +1,282 @@
+"""Engine `openai` against real HTTP servers: what is sent, what comes back, and what happens when it does not."""
+
+import json
+
+import pytest
+from benches import run_bench, table_of
+from endpoints import endpoint
+
+from nanoskyrl.stages.chat_wire import text_of, to_wire
+from nanoskyrl.stages.engines import UNREACHABLE
+from nanoskyrl.stages.errors import EngineError, SettingsError, ShortError
+from nanoskyrl.stages.openai_engine import GIVE_UP_AFTER, OpenaiConfig, OpenaiEngine
+
+CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "6*7"}}</tool_call>'
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Shorten the pauses between tries, which the client doubles up to these."""
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.02)
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Return a maker of files with so many rows of GSM8K's layout; the answer to row i is i."""
+
+    def make(count):
+        path = tmp_path / f"rows-{count}.jsonl"
+        lines = [{"id": f"r{i}", "question": f"What is {i} + 0?", "answer": f"#### {i}"} for i in range(count)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return str(path)
+
+    return make
+
+
+def knows(body):
+    """Answer right."""
+    return f"#### {body['messages'][-1]['content'].split()[2]}"
+
+
+def ask(server, rows, output, **more):
+    tables = {
+        "openai": {"base_url": server.url, "model": "m", "retries": 2, **more.pop("openai", {})},
+        more.pop("name", "gsm8k"): {"data": rows},
+    }
+    return run_bench("gsm8k", output, engine_name="openai", tables=tables, **more)
+
+
+def test_answers_are_graded_and_tokens_counted(rows, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "a-key")
+    with endpoint(knows) as server:
+        found = ask(server, rows(5), tmp_path / "out", n_samples=2, temperature=0.5)
+    assert (found["success"], found["samples"], found["prompt_tokens"], found["completion_tokens"]) == (1.0, 10, 70, 30)
+    body = server.asked[0]
+    assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0.5, 1024)
+    assert 0 <= body["seed"] < 2**31
+    assert len({body["seed"] for body in server.asked}) == 10
+    assert server.keys[0] == "Bearer a-key"
+    table = table_of(tmp_path / "out")
+    assert table.column("trainable").to_pylist() == [False] * 10
+    assert table.column("response_ids").null_count == 10
+    assert table.column("prompt_tokens").to_pylist() == [7] * 10
+    assert "a-key" not in "".join(path.read_text() for path in (tmp_path / "out").glob("*.json"))
+
+
+def test_what_ends_a_turn_and_what_is_remembered_is_sent(tmp_path):
+    def answer(body):
+        return CALL if len(server.asked) < 3 else "Answer: 42"
+
+    with endpoint(answer) as server:
+        found = run_bench(
+            "hle", tmp_path / "out", engine_name="openai", limit=1,
+            rollout={"stop_strings": ("END",), "memory": "last_turns", "memory_turns": 1},
+            tables={"openai": {"base_url": server.url, "model": "m"}, "hle": {"tools": ["calculator"]}},
+        )  # fmt: skip
+    assert found["turns_mean"] == 3.0
+    assert [len(body["messages"]) for body in server.asked] == [2, 4, 4]
+    assert all(body["stop"] == ["END"] for body in server.asked)
+
+
+def test_replies_cut_off_count_as_truncated(rows, tmp_path):
+    with endpoint(lambda body: ("I was about to", "length")) as server:
+        found = ask(server, rows(2), tmp_path / "out")
+    assert (found["truncated"], found["no_answer"], found["success"]) == (1.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+def test_what_may_pass_is_tried_again(status, rows, tmp_path):
+    seen = set()
+
+    def answer(body):
+        key = body["messages"][-1]["content"]
+        if key not in seen:
+            seen.add(key)
+            return status
+        return knows(body)
+
+    with endpoint(answer) as server:
+        found = ask(server, rows(4), tmp_path / "out")
+    assert (found["success"], found["not_scored"]) == (1.0, 0)
+    assert len(server.asked) == 8
+
+
+def test_an_endpoint_that_fails_ends_short_with_a_count_and_no_zeros(rows, tmp_path):
+    out = tmp_path / "out"
+    with (
+        endpoint(lambda body: 503) as server,
+        pytest.raises(ShortError, match="6 of 6 attempts at gsm8k were not answered") as error,
+    ):
+        ask(server, rows(6), out)
+    assert error.value.exit_code == 3
+    assert "asked again" in str(error.value.hint)
+    assert list(out.glob("part-*")) == []
+    assert not (out / "summary.json").exists()
+
+
+def test_a_dead_endpoint_is_given_up_after_some_requests(rows, tmp_path):
+    with endpoint(lambda body: 503) as server, pytest.raises(ShortError, match="40 of 40"):
+        ask(server, rows(40), tmp_path / "out", openai={"concurrency": 1, "retries": 0})
+    assert len(server.asked) == GIVE_UP_AFTER
+
+
+def test_the_same_command_goes_on_and_asks_only_what_was_not_answered(rows, tmp_path):
+    out, data = tmp_path / "out", rows(9)
+    with endpoint(lambda body: 503 if "What is 4" in body["messages"][-1]["content"] else knows(body)) as server:
+        with pytest.raises(ShortError, match="1 of 9 attempts"):
+            ask(server, data, out)
+        before = {body["messages"][-1]["content"] for body in server.asked}
+    assert len(before) == 9
+    with endpoint(knows) as server:
+        found = ask(server, data, out)
+    assert [body["messages"][-1]["content"].split("?")[0] for body in server.asked] == ["What is 4 + 0"]
+    assert (found["success"], found["samples"]) == (1.0, 9)
+    with endpoint(knows) as server:
+        whole = ask(server, data, tmp_path / "whole")
+        again = ask(server, data, tmp_path / "whole")
+    assert whole == found == again
+    assert len(server.asked) == 9
+    for name in ("part-00000.parquet", "manifest.json", "summary.json"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert [path.name for path in tmp_path.glob(".*")] == []  # the journal is gone with its purpose
+
+
+def test_a_torn_line_in_the_journal_costs_one_request(rows, tmp_path):
+    out, data = tmp_path / "out", rows(3)
+    fails_at_2 = endpoint(lambda body: 503 if "What is 2" in body["messages"][-1]["content"] else knows(body))
+    with fails_at_2 as server, pytest.raises(ShortError):
+        ask(server, data, out)
+    journal = tmp_path / ".out.replies.jsonl"
+    text = journal.read_text().rstrip("\n")
+    journal.write_text(text[:-20])
+    with endpoint(knows) as server:
+        assert ask(server, data, out)["success"] == 1.0
+    assert len(server.asked) == 2
+
+
+def test_browsecomp_keeps_no_journal(tmp_path):
+    with endpoint(lambda body: 503) as server, pytest.raises(ShortError):
+        run_bench(
+            "browsecomp", tmp_path / "out", engine_name="openai",
+            tables={"openai": {"base_url": server.url, "model": "m", "retries": 0}},
+        )  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_refused_request_fails_alone_and_is_counted(rows, tmp_path):
+    with endpoint(lambda body: 400 if "What is 1 " in body["messages"][-1]["content"] else knows(body)) as server:
+        found = ask(server, rows(3), tmp_path / "out")
+    assert (found["success"], found["tasks"], found["not_scored"], found["status"]["failed"]) == (1.0, 2, 1, 1)
+    table = table_of(tmp_path / "out")
+    assert sum("refuses the request" in (error or "") for error in table.column("error").to_pylist()) == 1
+    assert table.column("reward").null_count == 1
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_wrong_key_or_address_ends_at_once_and_says_so(status, rows, tmp_path):
+    with endpoint(lambda body: status) as server, pytest.raises(EngineError, match="refuses us") as error:
+        ask(server, rows(3), tmp_path / "out")
+    assert "$OPENAI_API_KEY" in str(error.value.hint)
+
+
+@pytest.mark.parametrize("answer", [{"choices": []}, {"error": "overloaded"}, {"choices": [{"message": None}]}])
+def test_a_reply_that_is_none_is_no_answer_and_no_crash(answer, rows, tmp_path):
+    with endpoint(lambda body: answer) as server, pytest.raises(ShortError, match="no chat completion"):
+        ask(server, rows(1), tmp_path / "out")
+
+
+def test_nobody_listening_ends_short(rows, tmp_path):
+    with endpoint(knows) as server:
+        pass
+    with pytest.raises(ShortError, match=UNREACHABLE):
+        ask(server, rows(2), tmp_path / "out", openai={"retries": 0})
+
+
+def test_grades_do_not_depend_on_how_many_are_asked_at_once(rows, tmp_path):
+    tables, most = [], []
+    for concurrency in (1, 32):
+        out = tmp_path / str(concurrency)
+        with endpoint(lambda body: knows(body) if body["seed"] % 2 else "no", delay_seconds=0.01) as server:
+            ask(server, rows(20), out, n_samples=2, openai={"concurrency": concurrency})
+        tables.append((out / "part-00000.parquet").read_bytes())
+        most.append(server.most_at_once)
+    assert tables[0] == tables[1]
+    assert most[0] == 1
+    assert most[1] > 8
+
+
+def test_endpoint_and_model_must_be_named():
+    with pytest.raises(SettingsError, match=r"needs `openai\.base_url`") as error:
+        OpenaiEngine(OpenaiConfig())
+    assert "--endpoint" in str(error.value.hint)
+
+
+# Tools
+
+
+def test_native_calls_become_text_and_go_back_as_calls(tmp_path):
+    def answer(body):
+        last = body["messages"][-1]
+        if last["role"] == "tool":
+            return f"Answer: {last['content']}"
+        call = {"id": "x", "type": "function", "function": {"name": "calculator", "arguments": '{"expression": "6*7"}'}}
+        return {
+            "choices": [
+                {"finish_reason": "tool_calls", "message": {"role": "assistant", "content": None, "tool_calls": [call]}}
+            ],
+            "usage": {"prompt_tokens": 5, "completion_tokens": 2},
+        }
+
+    with endpoint(answer) as server:
+        found = run_bench(
+            "hle", tmp_path / "out", engine_name="openai", limit=1,
+            tables={"openai": {"base_url": server.url, "model": "m"}, "hle": {"tools": ["calculator"]}},
+        )  # fmt: skip
+    assert (found["tool_calls_valid"], found["turns_mean"], found["prompt_tokens"]) == (1, 2.0, 12)
+    first, second = server.asked
+    assert first["tools"][0]["function"]["name"] == "calculator"
+    assistant, tool = second["messages"][-2:]
+    assert assistant["tool_calls"][0]["id"] == tool["tool_call_id"]
+    assert tool["content"] == "42"
+
+
+def test_without_native_tools_the_model_is_told_in_words():
+    messages = [
+        {"role": "system", "content": "S"}, {"role": "user", "content": "Q"}, {"role": "assistant", "content": CALL},
+        {"role": "tool", "content": "42"},
+    ]  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "calculator", "parameters": {}}}]
+    sent = to_wire(messages, tools, "text")
+    assert sent[0]["content"].startswith("S\n\nYou have these tools:")
+    assert '"name": "calculator"' in sent[0]["content"]
+    assert sent[-1] == {"role": "user", "content": "<tool_response>\n42\n</tool_response>"}
+    assert to_wire(messages[1:], tools, "text")[0]["role"] == "system"
+    assert to_wire(messages, (), "text") == messages
+
+
+def test_the_result_of_a_call_that_was_none_goes_as_the_users_word():
+    messages = [
+        {"role": "assistant", "content": "<tool_call>{oops</tool_call>"},
+        {"role": "tool", "content": "error: x"},
+    ]
+    sent = to_wire(messages, [{"function": {}}], "native")
+    assert sent == [messages[0], {"role": "user", "content": "error: x"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "calls", "text"),
+    [
+        ("hi", [], "hi"), (None, [], ""), (None, [("calculator", '{"expression": "6*7"}')], CALL),
+        ("so", [("f", "")], 'so\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
+    ],
+)  # fmt: skip
+def test_a_reply_is_one_text(content, calls, text):
+    assert text_of(content, calls) == text
+
+
+def test_arguments_that_are_no_json_reach_the_parser_of_actions_as_they_are():
+    from nanoskyrl.envs.actions import tool_calls
+
+    found = tool_calls(text_of(None, [("f", '{"a": ')]))
+    assert [call.error for call in found] == ["malformed"]
