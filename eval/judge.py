@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from nanoskyrl.envs.base import VerifierTimeout
 from nanoskyrl.envs.judge import Judge, JudgeConfig, JudgeFailed
@@ -20,6 +20,9 @@ MAX_TOKENS = 4096
 @dataclass(frozen=True, kw_only=True)
 class JudgedConfig(ToolsConfig):
     """What benchmarks with a judge can be told."""
+
+    PLACES: ClassVar[tuple[str, ...]] = ("judge_endpoint", "judge_key_env")
+    """Settings that say where to ask, and change no verdict; which judge it is, its model says."""
 
     judge_endpoint: str | None = None
     """OpenAI-compatible address of the judge; None: no judge."""

@@ -9,7 +9,7 @@ checked, no rate is given, and the summary says so.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END
 from nanoskyrl.envs.base import Episode, Observation, Score, Step, Task
@@ -39,6 +39,9 @@ COLUMNS = (
 @dataclass(frozen=True, kw_only=True)
 class SweBenchConfig(BenchConfig):
     """Where the repositories are, and who says what is resolved."""
+
+    PLACES: ClassVar[tuple[str, ...]] = ("repositories", "harness_seconds")
+    """Settings that say where things are; what is asked with and without repositories differs by itself."""
 
     repositories: str | None = None
     """A folder of git repositories named ORG__NAME, or by instance id, that have the base commits."""

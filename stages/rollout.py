@@ -42,9 +42,9 @@ from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
 if TYPE_CHECKING:
     from nanoskyrl.stages.score import Scorer
 
-NOT_IN_MANIFEST = ("device", "data", "actions", "corpus")
+NOT_IN_MANIFEST = ("device", "data", "actions", "corpus", "prompt", "judge_prompt", "shots_data")
 """Settings that say where to run or where a file lies; files appear by digest, as inputs."""
-FILES = ("data", "actions", "corpus")
+FILES = ("data", "actions", "corpus", "prompt", "judge_prompt", "shots_data")
 LEAST_TEMPERATURE, LEAST_TOP_P = 1e-3, 1e-6
 """Below these, float32 can no longer tell the logits apart."""
 TRAJECTORY_MODES = ("auto", "whole", "step")

@@ -10,7 +10,7 @@ from running import skyrl
 
 from nanoskyrl.eval.choices import answer_letter, official_chain, question_text
 from nanoskyrl.stages.config import plugin_config
-from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.errors import ConflictError, InputError, SettingsError
 from nanoskyrl.stages.manifest import check_may_leave, read_manifest
 from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.trajectory import WITHHELD, check
@@ -132,7 +132,7 @@ def test_rows_that_changed_are_another_evaluation(tmp_path):
     tables = {"mmlu": {"data": str(path)}}
     run_bench("mmlu", tmp_path / "out", tables=tables)
     path.write_text(lines.replace("LIFO", "last in, first out"))
-    with pytest.raises(InputError.__base__, match="finished with another `inputs"):
+    with pytest.raises(ConflictError, match="finished with another `inputs"):
         run_bench("mmlu", tmp_path / "out", tables=tables)
 
 
@@ -149,6 +149,23 @@ def test_every_kind_of_file_holds_the_same_tasks(kind, tmp_path):
         frame.to_parquet(path) if kind == "parquet" else frame.to_csv(path, index=False)
     found = run_bench("gsm8k", tmp_path / "out", tables={"gsm8k": {"data": str(path)}})
     assert (found["success"], found["tasks"]) == (1.0, 5)
+
+
+def test_the_manifest_names_no_place_and_no_address(tmp_path):
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("{question}")
+    out = tmp_path / "out"
+    run_bench("gsm8k", out, limit=1, tables={"gsm8k": {"prompt": str(prompt)}})
+    run_bench("hle", tmp_path / "hle", limit=1, tables={"hle": {"judge_prompt": str(prompt)}})
+    run_bench("swe_bench_verified", tmp_path / "swe", tables={"swe_bench_verified": {"repositories": str(tmp_path)}})
+    for place in (out, tmp_path / "hle", tmp_path / "swe"):
+        text = (place / "manifest.json").read_text() + (place / "summary.json").read_text()
+        assert str(tmp_path) not in text
+        assert "docker.sock" not in text
+    assert read_manifest(out).inputs.keys() == {"data", "prompt", "tasks"}
+    prompt.write_text("Well: {question}")
+    with pytest.raises(ConflictError, match="another `inputs"):
+        run_bench("gsm8k", out, limit=1, tables={"gsm8k": {"prompt": str(prompt)}})
 
 
 # Multiple choice
