@@ -30,6 +30,7 @@ ABOVE = {
     "stopping",
     "trainer_process",
     "placement",
+    "trackers",
     "loop",
     "serve",
     "starter",
