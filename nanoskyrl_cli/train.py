@@ -15,7 +15,6 @@ from nanoskyrl_cli.options import (
     OutOption,
     RunOption,
     SetOption,
-    SourceArgument,
     finish,
     open_session,
     path,
@@ -26,7 +25,13 @@ from nanoskyrl_cli.options import (
 
 
 def train(
-    advantages: SourceArgument = None,
+    advantages: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Input directories, several for a replay window; default: the newest that is ready in the run.",
+            show_default=False,
+        ),
+    ] = None,
     algo: AlgoOption = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default=False)] = None,
     lora_rank: Annotated[int | None, typer.Option(help="0 trains the whole model.", show_default=False)] = None,
@@ -60,7 +65,7 @@ def train(
     Example: skyrl train --algo sapo
     """
     if follow:
-        run, advantages = run or advantages, None
+        run, advantages = run or next(iter(advantages or ()), None), None
     flags = {"train": {"algo": algo, "lr": lr, "lora_rank": lora_rank, "allow_estimator": allow_estimator or None}}
     session = open_session(run, config, assignments, flags, ahead=follow)
     if num_processes > 1 and not dry_run and "WORLD_SIZE" not in os.environ:
@@ -79,9 +84,17 @@ def train(
         say(f"Stopped after {done} steps.")
         return 0
     if dry_run:
-        print_numbers(session.preview_train(source=path(advantages), policy=policy_path(policy)), as_json)
+        print_numbers(
+            session.preview_train(source=path(next(iter(advantages or ()), None)), policy=policy_path(policy)), as_json
+        )
         return 0
+    from nanoskyrl.stages.storage import as_path
+
     outcome = session.train(
-        source=path(advantages), output=path(out), policy=policy_path(policy), state=path(state), force=force
+        source=[as_path(name) for name in advantages or ()],
+        output=path(out),
+        policy=policy_path(policy),
+        state=path(state),
+        force=force,
     )
     return finish(outcome, session, "sync", as_json)

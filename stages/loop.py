@@ -22,6 +22,7 @@ from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.runs import STAGES, Run
 from nanoskyrl.stages.session import Session
 from nanoskyrl.stages.storage import write_whole
+from nanoskyrl.stages.trackers import Trackers, check_trackers
 from nanoskyrl.stages.train_config import check_horizon
 from nanoskyrl.stages.trainer_process import TrainerProcess
 
@@ -46,6 +47,8 @@ class LoopConfig:
     process."""
     gpus_train: str | None = None
     """The same for training, one process a GPU."""
+    trackers: tuple[str, ...] = ()
+    """tensorboard, wandb: told the numbers of each step, besides metrics.jsonl."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be meant."""
@@ -55,6 +58,7 @@ class LoopConfig:
                     f"`loop.{name}` must be at least 0, not {getattr(self, name)}", hint="Give a number of steps"
                 )
         placement_of(self.gpus_generate, self.gpus_train)
+        check_trackers(self.trackers)
 
     @property
     def placement(self) -> Placement | None:
@@ -110,11 +114,18 @@ def loop(run: Run, settings: Settings, *, report: Report = lambda step, numbers:
     config: LoopConfig = stage_config(settings, "loop")
     settings = placed(settings, config.placement)
     session = Session(run, settings, keep_up=True)
+    trackers = Trackers(config.trackers, run.root)
+
+    def told(step: int, numbers: dict[str, Any]) -> None:
+        trackers.log(numbers, step)
+        report(step, numbers)
+
     with locked(run.root):
         try:
-            return _steps(session, config, report, force=force)
+            return _steps(session, config, told, force=force)
         finally:
             session.close()
+            trackers.close()
 
 
 def _steps(session: Session, config: LoopConfig, report: Report, *, force: bool) -> int:

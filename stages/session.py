@@ -266,16 +266,18 @@ class Session:
         self,
         step: int | None = None,
         *,
-        source: Path | None = None,
+        source: Path | Sequence[Path] | None = None,
         output: Path | None = None,
         policy: Path | None = None,
         state: Path | None = None,
         force: bool = False,
     ) -> Outcome:
-        """Update the policy of a step."""
+        """Update the policy of a step; several sources are a replay window, and the newest step is trained."""
         from nanoskyrl.stages.train import train
 
-        source, target, step = self._places("train", step, source, output)
+        named = [source] if isinstance(source, Path) else list(source or ())
+        named.sort(key=lambda place: -(self._step_of(place) or 0))  # the newest step's own come first
+        source, target, step = self._places("train", step, named[0] if named else None, output)
         config = stage_config(self.settings, "train")
         policy = self._start(step, policy)
         if state is None and step:
@@ -283,8 +285,8 @@ class Session:
         learner = self._learner_for(config)
         was, log = is_finished(target) and not force, self._log(target, step)
         manifest = train(
-            source, target, config, policy=policy, state=state, settings=self.settings, seed=self.config.seed,
-            engine=learner, force=force, log=log,
+            [source, *named[1:]], target, config, policy=policy, state=state, settings=self.settings,
+            seed=self.config.seed, engine=learner, force=force, log=log,
         )  # fmt: skip
         return self._done(manifest, target, was, step)
 
