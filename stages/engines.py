@@ -202,6 +202,8 @@ class AsyncTokenEngine(AsyncEngine, TokenEngine):
 class ChatEngine(AsyncEngine):
     """Asks for text, and sees no token ids."""
 
+    takes_stop_strings: bool = True
+
     @abstractmethod
     async def chat(self, request: ChatRequest, sampling: Sampling) -> Reply:
         """Return what came of a request, errors included."""
@@ -209,6 +211,8 @@ class ChatEngine(AsyncEngine):
 
 class TextEngine(ABC):
     """Generates text without token ids."""
+
+    takes_stop_strings: bool = False
 
     @abstractmethod
     def reply(self, environment: Environment, task: Task, turn: int) -> str:
