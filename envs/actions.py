@@ -8,7 +8,7 @@ hold the closing tag. Nothing here raises, whatever the text.
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,18 @@ _STATED = re.compile(
     re.IGNORECASE,
 )
 _ALONE = re.compile(r"^\W*([A-Z])\W*$")
+
+
+def restore_stop(text: str, stop_strings: Iterable[str]) -> str:
+    """Return text with the closing tag back that an endpoint cut off, because it was a stop string.
+
+    Only a tag that is open at the end is closed: endpoints do not say whether a stop string ended the text.
+    """
+    for stop in stop_strings:
+        opening = stop.replace("</", "<", 1)
+        if stop.startswith("</") and text.rfind(opening) > text.rfind(stop):
+            return text + stop
+    return text
 
 
 def last_fence(text: str) -> str | None:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nanoskyrl.envs.actions import TOOL_CALL_END, ParsedCall, tool_calls
-from nanoskyrl.envs.base import Message, Observation, Score, Step, Task
+from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.fleet_task import Backend, CloudBackend, FleetTaskEnv, LocalBackend, make_fleet_task_env, task_key
 from nanoskyrl.envs.outside import no_expert, sendable
+from nanoskyrl.envs.tools import mistake_in, replies_to, too_many
 from nanoskyrl.stages.errors import InputError, SettingsError, check_words
 from nanoskyrl.stages.storage import as_path
 from nanoskyrl.stages.trajectory import ToolCall, Trajectory
@@ -147,7 +148,7 @@ class FleetEpisode:
         """Have no instance made yet."""
         self.backend, self.config = backend, config
         self.env: FleetTaskEnv | None = None
-        self.tools: set[str] = set()
+        self.tools: list[str] = []
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Have the instance made, and show task and tools."""
@@ -155,19 +156,20 @@ class FleetEpisode:
             task.metadata["task_config"], backend=self.backend, max_steps=self.config.max_steps
         )
         seen = self.env.reset(seed)
-        self.tools = {tool["function"]["name"] for tool in seen["tools"]}
+        self.tools = [tool["function"]["name"] for tool in seen["tools"]]
         message = {"role": "user", "content": f"{seen['prompt']}\n{INSTRUCTION}"}
         return Observation(messages=(message,), tools=seen["tools"], metadata={"final_reward": None})
 
     def step(self, action: str) -> Step:
         """Carry out the calls in their order, and end where the policy says that it has finished."""
         assert self.env is not None
-        written = tool_calls(action)[:MAX_CALLS]
+        every = tool_calls(action)
+        written = every[:MAX_CALLS]
         finished = DONE in action.rpartition("</think>")[2].rpartition(TOOL_CALL_END)[2]
         calls: list[ToolCall] = []
         _, reward, done, info = None, 0.0, False, {}
         for place, call in enumerate(written, 1):
-            mistake = self._mistake(call)
+            mistake = mistake_in(call, self.tools)
             sent = {} if mistake else {"tool": call.tool, "params": sendable(call.args)}
             _, reward, done, info = self.env.step({**sent, "done": finished and place == len(written)})
             calls.append(mistake or _called(call, info))
@@ -175,9 +177,8 @@ class FleetEpisode:
                 break
         if not written:
             _, reward, done, info = self.env.step({"done": finished})
-        replies: list[Message] = [
-            {"role": "tool", "content": call.result if call.ok else f"error: {call.result}"} for call in calls
-        ]
+        calls += too_many(len(every), MAX_CALLS)
+        replies = replies_to(calls)
         if not written and not finished:
             replies = [{"role": "user", "content": NEITHER}]
             calls = [ToolCall(tool=None, result=NEITHER, ok=False, error="malformed")]
@@ -194,17 +195,6 @@ class FleetEpisode:
         env, self.env = self.env, None
         env.close()
         return {"final_reward": env.final_reward}
-
-    def _mistake(self, call: ParsedCall) -> ToolCall | None:
-        """Return the record of a call that no server needs to see, or None."""
-        if call.error is not None or call.tool is None or call.args is None:
-            return ToolCall(
-                tool=call.tool, args=call.args, result=call.detail, ok=False, error=call.error or "malformed"
-            )
-        if call.tool not in self.tools:
-            detail = f"there is no tool {call.tool[:40]!r}; there is {', '.join(sorted(self.tools))}"
-            return ToolCall(tool=call.tool, args=call.args, result=detail, ok=False, error="unknown_tool")
-        return None
 
 
 def _called(call: ParsedCall, info: dict[str, Any]) -> ToolCall:

@@ -17,6 +17,8 @@ from typing import Any
 
 from nanoskyrl.envs.outside import need
 
+_STARTING = threading.Lock()
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -148,9 +150,14 @@ async def _process(command: list[str]) -> AsyncIterator[tuple[Any, Any]]:
         yield streams[0], streams[1]
 
 
-@cache
 def _loop() -> asyncio.AbstractEventLoop:
     """Return the loop that all sessions live in."""
+    with _STARTING:  # several episodes may begin at once, and must find the same loop
+        return _started()
+
+
+@cache
+def _started() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="mcp", daemon=True).start()
     return loop

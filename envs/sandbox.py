@@ -67,13 +67,14 @@ class Ran:
     In `sandlock` a program that kills itself by SIGKILL counts as memory."""
 
 
-@cache
 def available() -> dict[str, str | None]:
     """Return each backend with None where it works here, tried by running a program, else why it does not."""
-    return {name: _why_not(name) for name in BACKENDS}
+    return {name: why_not(name) for name in BACKENDS}
 
 
-def _why_not(name: str) -> str | None:
+@cache
+def why_not(name: str) -> str | None:
+    """Return why a backend does not work here, or None if a program ran in it."""
     try:
         backend = _load(name)
         if why := backend.missing():
@@ -103,17 +104,16 @@ def choose(backend: str = "auto") -> str:
         SandboxError: it, or none at all, works here.
     """
     if backend == "auto":
-        for name, why in available().items():
-            if why is None:
+        for name in BACKENDS:
+            if why_not(name) is None:
                 return name
         raise SandboxError(f"no sandbox works here: {_reasons(tuple(BACKENDS))}", hint=INSTALL)
     _load(backend)
-    if (why := available()[backend]) is not None:
+    if (why := why_not(backend)) is not None:
         raise SandboxError(f"the sandbox `{backend}` does not work here: {why}", hint=INSTALL)
     return backend
 
 
-@cache
 def full_python() -> str:
     """Return the best backend here that runs CPython.
 
@@ -121,13 +121,13 @@ def full_python() -> str:
         SandboxError: none works here.
     """
     for name in FULL_PYTHON:
-        if available()[name] is None:
+        if why_not(name) is None:
             return name
     raise SandboxError(f"no sandbox for full Python works here: {_reasons(FULL_PYTHON)}", hint=INSTALL)
 
 
 def _reasons(names: tuple[str, ...]) -> str:
-    return "; ".join(f"{name}: {available()[name]}" for name in names)
+    return "; ".join(f"{name}: {why_not(name)}" for name in names)
 
 
 def run_python(

@@ -77,6 +77,8 @@ def read_corpus(name: str) -> Corpus:
             hint = next((did_you_mean(key, row) for key in ("title", "text") if key not in row), None)
             raise InputError(f"{place} has no title and text", hint=hint or "Give both, as text")
         rows.append({"title": row["title"], "text": row["text"]})
+    if not any(has_words(f"{row['title']} {row['text']}") for row in rows):
+        raise InputError(f"corpus `{name}` has no words to be found by", hint="Give pages of text")
     return Corpus(rows, cached_index(Path(name).name, [f"{row['title']} {row['text']}" for row in rows]))
 
 

@@ -7,7 +7,7 @@ A function of the user's is a tool under the name `module:function`.
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -103,6 +103,8 @@ def offer(names: tuple[str, ...], own: Mapping[str, Callable[..., Any]] | None =
                 hint=did_you_mean(name, TOOLS) or f"Choose from {', '.join(TOOLS)}, or name `module:function`",
             )
         function = (own or {}).get(name) or load_attribute(TOOLS.get(name, name), what="tool")
+        if inspect.iscoroutinefunction(function):
+            raise SettingsError(f"tool `{name}` is a coroutine", hint="Write it as a plain function")
         tool = Tool(name.rpartition(":")[2], function)
         if tool.name in offered:
             raise SettingsError(f"two tools are called `{tool.name}`", hint="Rename one of the functions")
@@ -116,23 +118,35 @@ def offer(names: tuple[str, ...], own: Mapping[str, Callable[..., Any]] | None =
     return offered
 
 
-def carry_out(call: ParsedCall, tools: Mapping[str, Tool]) -> ToolCall:
-    """Run a call as the policy wrote it; every mistake becomes a result that says what is wrong."""
+def mistake_in(call: ParsedCall, names: Collection[str]) -> ToolCall | None:
+    """Return the record of a call that no tool needs to see, because it cannot be read or names none; else None."""
     if call.error is not None or call.tool is None or call.args is None:
         return ToolCall(tool=call.tool, args=call.args, result=call.detail, ok=False, error=call.error or "malformed")
-    tool = tools.get(call.tool)
-    if tool is None:
-        detail = f"there is no tool {call.tool[:MAX_NAME_LENGTH]!r}; there is {', '.join(tools)}"
+    if call.tool not in names:
+        detail = f"there is no tool {call.tool[:MAX_NAME_LENGTH]!r}; there is {', '.join(names)}"
         return ToolCall(tool=call.tool, args=call.args, result=detail, ok=False, error="unknown_tool")
-    return tool.call(call.args)
+    return None
+
+
+def carry_out(call: ParsedCall, tools: Mapping[str, Tool]) -> ToolCall:
+    """Run a call as the policy wrote it; every mistake becomes a result that says what is wrong."""
+    return mistake_in(call, tools) or tools[call.tool or ""].call(call.args or {})
+
+
+def too_many(written: int, most: int) -> list[ToolCall]:
+    """Return the record of calls of one turn that are not carried out, if there are any."""
+    detail = f"{written} calls in one turn; only {most} are carried out"
+    return [ToolCall(tool=None, result=detail, ok=False, error="too_many_calls")] if written > most else []
+
+
+def replies_to(calls: Sequence[ToolCall]) -> list[Message]:
+    """Return the observations that answer calls."""
+    return [{"role": "tool", "content": call.result if call.ok else f"error: {call.result}"} for call in calls]
 
 
 def carry_out_all(
     written: Sequence[ParsedCall], tools: Mapping[str, Tool], most: int
 ) -> tuple[list[ToolCall], list[Message]]:
     """Run up to `most` calls of one turn, and return them with the observations that answer them."""
-    calls = [carry_out(call, tools) for call in written[:most]]
-    if len(written) > most:
-        detail = f"{len(written)} calls in one turn; only {most} are carried out"
-        calls.append(ToolCall(tool=None, result=detail, ok=False, error="too_many_calls"))
-    return calls, [{"role": "tool", "content": call.result if call.ok else f"error: {call.result}"} for call in calls]
+    calls = [*(carry_out(call, tools) for call in written[:most]), *too_many(len(written), most)]
+    return calls, replies_to(calls)

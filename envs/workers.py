@@ -35,7 +35,7 @@ class Workers:
 
     def __init__(self, size: int = WORKERS, *, quiet: bool = False) -> None:
         """Start nothing yet; what functions print goes to stderr, or if quiet nowhere."""
-        self._quiet = quiet
+        self._size, self._quiet = size, quiet
         self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(size):
             self._idle.put(None)
@@ -55,6 +55,8 @@ class Workers:
             WorkerDied: the process ended, for want of memory for instance.
             Exception: whatever the function raised.
         """
+        if os.getpid() != self._pid:  # a forked child must not talk to its parent's workers
+            self.__init__(self._size, quiet=self._quiet)
         worker = self._idle.get()
         try:
             if worker is not None and worker.place != _place():  # it would find other modules

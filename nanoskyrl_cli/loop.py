@@ -30,6 +30,12 @@ def loop(
     lag: Annotated[
         int | None, typer.Option(help="Sample from the policy of that many steps ago.", show_default=False)
     ] = None,
+    gpus_generate: Annotated[
+        str | None, typer.Option(help="Where rollouts run: 0-3, 0,2 or cpu.", show_default=False)
+    ] = None,
+    gpus_train: Annotated[
+        str | None, typer.Option(help="Where training runs, in processes of its own.", show_default=False)
+    ] = None,
     seed: SeedOption = None,
     run: RunOption = None,
     config: ConfigOption = None,
@@ -47,7 +53,7 @@ def loop(
         "run": {"policy": policy, "seed": seed, "lag": lag},
         "rollout": {"env": env},
         "train": {"algo": algo},
-        "loop": {"steps": steps},
+        "loop": {"steps": steps, "gpus_generate": gpus_generate, "gpus_train": gpus_train},
     }
     found, settings, _ = settings_of(run, config, assignments, flags, preset=preset)
     done = run_loop(found, settings, report=lambda step, numbers: say(report_line(step, numbers)), force=force)

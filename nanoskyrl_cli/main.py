@@ -137,3 +137,7 @@ def _usage_error(error: Exception) -> int:
 def main() -> NoReturn:
     """Entry point of the command `skyrl`."""
     sys.exit(run())
+
+
+if __name__ == "__main__":  # in processes that train together
+    main()

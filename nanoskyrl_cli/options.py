@@ -72,7 +72,10 @@ def data_stream() -> IO[str]:
 
 def emit(text: str) -> None:
     """Print a line of data, or of what a person asked to see, on stdout."""
-    print(text, file=data_stream())
+    from nanoskyrl.stages.runs import is_main
+
+    if is_main():
+        print(text, file=data_stream())
 
 
 def path(name: str | None) -> Path | None:
@@ -100,8 +103,18 @@ def open_session(
     flags: dict[str, dict[str, Any]] | None = None,
     *,
     of_env: dict[str, Any] | None = None,
+    ahead: bool = False,
 ) -> "Session":
-    """Return the run with its settings; what is given of `of_env` goes to the table of the environment asked for."""
+    """Return the run with its settings.
+
+    Args:
+        run: Its directory.
+        config: A file of settings.
+        assignments: Single settings.
+        flags: Settings that came as flags.
+        of_env: What is given of it goes to the table of the environment that is asked for.
+        ahead: Training stays up, and does not wait for `sync`.
+    """
     from nanoskyrl.stages.rollout import RolloutConfig
     from nanoskyrl.stages.session import Session
 
@@ -111,7 +124,7 @@ def open_session(
         env = settings.get("rollout", {}).get("env", RolloutConfig().env)
         for tables in (settings, given):
             tables.setdefault(env, {}).update(wanted)
-    return Session(found, settings, given=given)
+    return Session(found, settings, given=given, keep_up=ahead, ahead=ahead)
 
 
 def weights(rewards: list[str]) -> dict[str, float]:
@@ -160,7 +173,10 @@ def settings_of(
 
 def say(text: str) -> None:
     """Print a message to people: on stderr, for stdout carries data."""
-    print(text, file=sys.stderr)
+    from nanoskyrl.stages.runs import is_main
+
+    if is_main():
+        print(text, file=sys.stderr)
 
 
 def finish(outcome: "Outcome", session: "Session", following: str | None, as_json: bool) -> int:

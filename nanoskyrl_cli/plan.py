@@ -1,5 +1,9 @@
 """`skyrl plan`."""
 
+from typing import Annotated
+
+import typer
+
 from nanoskyrl_cli.options import (
     ConfigOption,
     JsonOption,
@@ -13,6 +17,13 @@ from nanoskyrl_cli.options import (
 
 def plan(
     policy: PolicyOption = None,
+    gpus_generate: Annotated[
+        str | None, typer.Option(help="Where rollouts would run: 0-3, 0,2 or cpu.", show_default=False)
+    ] = None,
+    gpus_train: Annotated[str | None, typer.Option(help="Where training would run.", show_default=False)] = None,
+    lag: Annotated[
+        int | None, typer.Option(help="Sample from the policy of that many steps ago.", show_default=False)
+    ] = None,
     run: RunOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
@@ -24,6 +35,10 @@ def plan(
     """
     from nanoskyrl.stages.plan import plan as stage
 
-    found, settings, _ = settings_of(run, config, assignments, {"run": {"policy": policy}})
+    flags = {
+        "run": {"policy": policy, "lag": lag},
+        "loop": {"gpus_generate": gpus_generate, "gpus_train": gpus_train},
+    }
+    found, settings, _ = settings_of(run, config, assignments, flags)
     report = stage(found, settings)
     print_numbers(report, as_json)

@@ -1,5 +1,7 @@
 """`skyrl train`."""
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -13,17 +15,23 @@ from nanoskyrl_cli.options import (
     OutOption,
     RunOption,
     SetOption,
-    SourceArgument,
     finish,
     open_session,
     path,
     policy_path,
     print_numbers,
+    say,
 )
 
 
 def train(
-    advantages: SourceArgument = None,
+    advantages: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Input directories, several for a replay window; default: the newest that is ready in the run.",
+            show_default=False,
+        ),
+    ] = None,
     algo: AlgoOption = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default=False)] = None,
     lora_rank: Annotated[int | None, typer.Option(help="0 trains the whole model.", show_default=False)] = None,
@@ -36,6 +44,14 @@ def train(
     allow_estimator: Annotated[
         bool, typer.Option(help="Take advantages of another estimator than the algorithm's.")
     ] = False,
+    num_processes: Annotated[int, typer.Option(min=1, help="Processes that train together, one a GPU.")] = 1,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Stay up, and train each step of the run as its scores are finished.")
+    ] = False,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="With --follow: policies to train, from the run's beginning.", show_default=False),
+    ] = None,
     run: RunOption = None,
     out: OutOption = None,
     config: ConfigOption = None,
@@ -44,16 +60,41 @@ def train(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Update the policy once.
+    """Update the policy once; with --follow, which takes a run in place of shards, again and again.
 
     Example: skyrl train --algo sapo
     """
+    if follow:
+        run, advantages = run or next(iter(advantages or ()), None), None
     flags = {"train": {"algo": algo, "lr": lr, "lora_rank": lora_rank, "allow_estimator": allow_estimator or None}}
-    session = open_session(run, config, assignments, flags)
-    if dry_run:
-        print_numbers(session.preview_train(source=path(advantages), policy=policy_path(policy)), as_json)
+    session = open_session(run, config, assignments, flags, ahead=follow)
+    if num_processes > 1 and not dry_run and "WORLD_SIZE" not in os.environ:
+        from nanoskyrl.stages.parallel import launch
+
+        session.first_policy()  # once, before there are several to do it
+        return launch(["-m", "nanoskyrl_cli.main", *sys.argv[1:]], num_processes)
+    if follow:
+        from nanoskyrl.stages.config import stage_config
+        from nanoskyrl.stages.follow import follow as stage
+        from nanoskyrl.stages.runs import is_main
+
+        if is_main():
+            session.begin()
+        done = stage(session, steps=steps, keep_states=stage_config(session.settings, "loop").keep_states, say=say)
+        say(f"Stopped after {done} steps.")
         return 0
+    if dry_run:
+        print_numbers(
+            session.preview_train(source=path(next(iter(advantages or ()), None)), policy=policy_path(policy)), as_json
+        )
+        return 0
+    from nanoskyrl.stages.storage import as_path
+
     outcome = session.train(
-        source=path(advantages), output=path(out), policy=policy_path(policy), state=path(state), force=force
+        source=[as_path(name) for name in advantages or ()],
+        output=path(out),
+        policy=policy_path(policy),
+        state=path(state),
+        force=force,
     )
     return finish(outcome, session, "sync", as_json)

@@ -69,15 +69,25 @@ def advantage(
     if asks and passes is None:
         passes = _fresh_passes()
     head, facts = _head(config, source, asks, policy, reference, passes)
-    with open_output(output, head, force=force, dropped=dropped_by_reason) as out:
-        if out.manifest is not None:
-            return out.manifest
+    # Of several processes with models, all take part in the passes, and the first one writes.
+    world = passes.learner.world if asks and passes is not None else None
+    opened = open_output(output, head, force=force, dropped=dropped_by_reason)
+    with opened if world is None else world.if_main(opened) as out:
+        up_to_date = out is not None and out.manifest is not None
+        if up_to_date if world is None else world.broadcast(up_to_date):
+            return (out and out.manifest) or read_manifest(output)
         with watch("read"):
             tables = [read_part(scored / part.name, part.digest) for part in source.parts]
             for table in tables:
                 check(table, "score")
         models = Models(policy, reference, passes)
-        columns = advantage_columns(tables, config, estimator, models, out=out, watch=watch)
+        # Several processes make the same passes, so none looks into parts that are in place.
+        kept = out if world is None or world.size == 1 else None
+        columns = advantage_columns(tables, config, estimator, models, out=kept, watch=watch)
+        if out is None:
+            assert world is not None
+            world.barrier()
+            return read_manifest(output)
         start = 0
         for index, table in enumerate(tables):
             end = start + table.num_rows
@@ -88,6 +98,8 @@ def advantage(
                     out.write_part(index, filled)
             start = end
         manifest = out.finish(rows_in=source.rows_out, facts=facts)
+        if world is not None:
+            world.barrier()
     log.write("advantage", {**summary(read_parts(output, manifest, SUMMARY_COLUMNS)), **watch.timings()})
     return manifest
 

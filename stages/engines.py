@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -106,6 +106,9 @@ def check_device(table: str, device: str) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HfConfig:
     """How the embedded engine runs."""
+
+    PLACES: ClassVar[tuple[str, ...]] = ("device",)
+    """Settings that say where to run, and change no row of a machine of one kind."""
 
     batch_size: int = 256
     """Rows generated together, taken in row order inside one part."""
@@ -202,6 +205,8 @@ class AsyncTokenEngine(AsyncEngine, TokenEngine):
 class ChatEngine(AsyncEngine):
     """Asks for text, and sees no token ids."""
 
+    takes_stop_strings: bool = True
+
     @abstractmethod
     async def chat(self, request: ChatRequest, sampling: Sampling) -> Reply:
         """Return what came of a request, errors included."""
@@ -209,6 +214,8 @@ class ChatEngine(AsyncEngine):
 
 class TextEngine(ABC):
     """Generates text without token ids."""
+
+    takes_stop_strings: bool = False
 
     @abstractmethod
     def reply(self, environment: Environment, task: Task, turn: int) -> str:

@@ -40,6 +40,7 @@ from nanoskyrl.stages.policy import (
     write_info,
 )
 from nanoskyrl.stages.storage import make_directory, sync_tree, write_errors
+from nanoskyrl.stages.throughput import device_peak, training_flops
 from nanoskyrl.stages.train_config import FULL_BELOW, CriticConfig, OptimizerConfig
 from nanoskyrl.stages.trained import write_policy
 
@@ -273,6 +274,18 @@ class Learner:
     def micro_batches(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> Iterator[MicroBatch | None]:
         """Yield this process's micro-batches of these rows; None: the others have one more."""
         return collate_all(sequences, rows, max_tokens, self.device, packed=self.packed, world=self.world)
+
+    def mfu(self, lengths: Sequence[int], seconds: float) -> float | None:
+        """Return the share of all devices' arithmetic that passes over these rows used; None where it is unknown."""
+        if not self.device.startswith("cuda") or (peak := device_peak(torch.cuda.get_device_name(self.device))) is None:
+            return None
+        config = without_wrapper(self.model).config.get_text_config()
+        flops = training_flops(self.parameters, config, lengths, lora=bool(self.lora_rank))
+        return flops / seconds / peak / self.world.size
+
+    def peak_device_memory(self) -> int | None:
+        """Return the most memory that this process had in use on its GPU; None on a CPU."""
+        return torch.cuda.max_memory_allocated(self.device) if self.device.startswith("cuda") else None
 
     def statistics(self, batch: MicroBatch, temperature: float) -> TokenStatistics:
         """Return log-probs, with gradient, and entropies of a micro-batch's sampled tokens."""

@@ -12,15 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoskyrl.algos.base import Algorithm
-from nanoskyrl.stages.config import Settings, plugin_config, stage_config, to_plain
+from nanoskyrl.stages.config import Settings, merge, plugin_config, stage_config, to_plain
 from nanoskyrl.stages.errors import ConflictError, InputError, SettingsError
 from nanoskyrl.stages.manifest import first_difference, locked
 from nanoskyrl.stages.metrics import MetricsLog, latest, read_metrics
+from nanoskyrl.stages.overlap import overlapped
+from nanoskyrl.stages.placement import Placement, placement_of
 from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.runs import STAGES, Run
 from nanoskyrl.stages.session import Session
-from nanoskyrl.stages.storage import remove_tree, write_whole
+from nanoskyrl.stages.storage import write_whole
+from nanoskyrl.stages.trackers import Trackers, check_trackers
 from nanoskyrl.stages.train_config import check_horizon
+from nanoskyrl.stages.trainer_process import TrainerProcess
 
 RESOLVED = "resolved.json"
 TAIL = 1 << 16
@@ -37,6 +41,14 @@ class LoopConfig:
     """Evaluate the first policy, every so many, and the last; 0: never."""
     keep_states: int = 2
     """Optimizer states kept of the newest steps; older ones are deleted. 0 keeps all."""
+    gpus_generate: str | None = None
+    """0-3, 0,2 or cpu: where rollouts run. With `gpus_train`, training has a process of its own, and with a lag both
+    work at once; on the same GPUs they take turns, and each is stopped for the other. None: both in turns in one
+    process."""
+    gpus_train: str | None = None
+    """The same for training, one process a GPU."""
+    trackers: tuple[str, ...] = ()
+    """tensorboard, wandb: told the numbers of each step, besides metrics.jsonl."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be meant."""
@@ -45,6 +57,13 @@ class LoopConfig:
                 raise SettingsError(
                     f"`loop.{name}` must be at least 0, not {getattr(self, name)}", hint="Give a number of steps"
                 )
+        placement_of(self.gpus_generate, self.gpus_train)
+        check_trackers(self.trackers)
+
+    @property
+    def placement(self) -> Placement | None:
+        """Where the two halves run; None: in turns in one process."""
+        return placement_of(self.gpus_generate, self.gpus_train)
 
 
 Report = Callable[[int, dict[str, Any]], None]
@@ -93,12 +112,20 @@ def loop(run: Run, settings: Settings, *, report: Report = lambda step, numbers:
         OutputError: another loop is at work in the run.
     """
     config: LoopConfig = stage_config(settings, "loop")
+    settings = placed(settings, config.placement)
     session = Session(run, settings, keep_up=True)
+    trackers = Trackers(config.trackers, run.root)
+
+    def told(step: int, numbers: dict[str, Any]) -> None:
+        trackers.log(numbers, step)
+        report(step, numbers)
+
     with locked(run.root):
         try:
-            return _steps(session, config, report, force=force)
+            return _steps(session, config, told, force=force)
         finally:
             session.close()
+            trackers.close()
 
 
 def _steps(session: Session, config: LoopConfig, report: Report, *, force: bool) -> int:
@@ -111,6 +138,16 @@ def _steps(session: Session, config: LoopConfig, report: Report, *, force: bool)
     first = run.next_step()
     if first < config.steps:
         _evaluate(session, first, config, report)
+    place = config.placement
+
+    def done(step: int) -> None:
+        report(step, step_numbers(run, step))
+        _evaluate(session, step + 1, config, report)
+
+    if place is not None and place.apart:
+        trainer = TrainerProcess(session, place.train, config.steps, config.keep_states)
+        overlapped(session, trainer, first, config.steps, done)
+        return max(0, config.steps - first)
     for step in range(first, config.steps):
         if step == first + 1:
             # Libraries and models are up by now: a million objects that every collection would look through.
@@ -118,12 +155,24 @@ def _steps(session: Session, config: LoopConfig, report: Report, *, force: bool)
             gc.freeze()
         began = time.perf_counter()
         for stage in STAGES:
+            if place is not None and stage == "advantage":
+                session.close()  # the servers make room on the GPUs that they share with the learner
             getattr(session, stage)(step, force=force and step == first)
-        _prune(run, step, config.keep_states)
+            if place is not None and stage == "train":
+                session.release_learner()
+        session.prune(step, config.keep_states)
         MetricsLog(run.metrics, step).write("loop", {"timing/total": time.perf_counter() - began})
-        report(step, step_numbers(run, step))
-        _evaluate(session, step + 1, config, report)
+        done(step)
     return max(0, config.steps - first)
+
+
+def placed(settings: Settings, place: Placement | None) -> Settings:
+    """Return the settings with the GPUs that generate."""
+    if place is None:
+        return settings
+    gpus = ",".join(map(str, place.generate)) or "cpu"
+    device = {"device": f"cuda:{place.generate[0]}" if place.generate else "cpu"}
+    return merge(settings, {"vllm": {"gpus": gpus}, "hf": device})
 
 
 def _keep_settings(run: Run, resolved: dict[str, dict[str, Any]], force: bool) -> None:
@@ -151,12 +200,6 @@ def _evaluate(session: Session, version: int, config: LoopConfig, report: Report
             lines = latest(read_metrics(session.run.metrics, tail_bytes=TAIL), "eval")
             if version in lines:
                 report(version, {"stage": "eval", **lines[version]})
-
-
-def _prune(run: Run, step: int, keep: int) -> None:
-    """Delete the optimizer's state of a step that is no longer among the newest."""
-    if keep and step - keep >= 0:
-        remove_tree(run.stage(step - keep, "train") / "state")
 
 
 def step_numbers(run: Run, step: int) -> dict[str, Any]:

@@ -228,6 +228,8 @@ def publish(source: Path, target: Path, *, name: str | None = None) -> str:
         sync_directory(target.parent)
     except OSError as error:
         shutil.rmtree(scratch, ignore_errors=True)
+        if target.is_dir() and policy_digest(target) == digest:  # another process was there first
+            return digest
         raise OutputError(
             f"cannot publish `{target}`: {error.strerror or error}", hint="Check free space and permissions"
         ) from error

@@ -6,10 +6,11 @@ Everything here is checked before a model is loaded.
 # pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
 # pyright: reportAttributeAccessIssue=false
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -53,10 +54,13 @@ class Recipe:
             critic=self.critic,
         )
 
-    def objective(self, table: pa.Table) -> Objective:
-        """Return the loss over these rows."""
+    def objective(self, table: pa.Table, old_logprobs: list[np.ndarray] | None = None) -> Objective:
+        """Return the loss over these rows; old log-probs that are given stand in place of the table's."""
+        sequences = read_sequences(table)
+        if old_logprobs is not None:
+            sequences = replace(sequences, old_logprobs=list(old_logprobs))
         return Objective(
-            self.algorithm, self.algo_config, self.config, read_sequences(table),
+            self.algorithm, self.algo_config, self.config, sequences,
             one_temperature(table) if table.num_rows else 1.0, off_policy=self.off_policy, critic=self.critic,
         )  # fmt: skip
 
@@ -96,12 +100,13 @@ class Recipe:
                 hint="Run `skyrl advantage --set advantage.use_kl_in_reward=false`, or pass `--allow-estimator`",
             )
 
-    def check_rows(self, kept: pa.Table, policy: Path) -> None:
+    def check_rows(self, kept: pa.Table, policy: Path, *, recomputed: bool = False) -> None:
         """Refuse rows that lack what the loss reads, or for which a ratio would be wrong.
 
         Args:
             kept: The rows to learn from.
             policy: What training starts from.
+            recomputed: Whether old log-probs will stand in place of the rows' own.
 
         Raises:
             InputError: names what is missing and how to get it.
@@ -116,6 +121,7 @@ class Recipe:
                 hint="Sample with top_p 1 and top_k 0 to train",
             )
         missing = {column: bool(kept.column(column).null_count) for column in ("logprobs", "old_logprobs")}
+        missing["old_logprobs"] &= not recomputed
         if all(missing.values()):
             raise InputError("rows have no log-probs", hint="Run `skyrl advantage --old-logprobs recompute`")
         raw = pc.and_(pc.equal(kept.column("logprobs_mode"), "raw"), pc.not_equal(kept.column("temperature"), 1.0))
@@ -170,14 +176,19 @@ def recipe_of(config: TrainConfig, settings: dict[str, dict[str, Any]]) -> Recip
     )
 
 
-def check_start(source: Manifest, policy: Path) -> None:
+def check_start(source: Manifest, policy: Path, *, old_logprobs: bool = True) -> None:
     """Refuse a policy whose log-probs, or whose critic's values, the advantages do not hold.
+
+    Args:
+        source: Of the advantages.
+        policy: What training starts from.
+        old_logprobs: Whether the log-probs written there are used.
 
     Raises:
         InputError: they are of another one.
     """
     made = source.settings.get("advantage", {})
-    recomputed = made.get("old_logprobs") == "recompute"
+    recomputed = old_logprobs and made.get("old_logprobs") == "recompute"
     of_critic = "critic" in source.facts and source.facts["critic"] != critic_digest(policy)
     if (recomputed and source.policy != policy_digest(policy)) or of_critic:
         raise InputError(
@@ -186,7 +197,9 @@ def check_start(source: Manifest, policy: Path) -> None:
         )
 
 
-def read_kept(place: Path, source: Manifest, recipe: Recipe, policy: Path) -> tuple[pa.Table, list[int]]:
+def read_kept(
+    place: Path, source: Manifest, recipe: Recipe, policy: Path, *, recomputed: bool = False
+) -> tuple[pa.Table, list[int]]:
     """Return the rows to learn from, and the tokens of one row, after refusing those that the recipe cannot use.
 
     No row at all is no mistake where every group was left out because all its attempts went alike.
@@ -217,7 +230,7 @@ def read_kept(place: Path, source: Manifest, recipe: Recipe, policy: Path) -> tu
             f"no row of `{place}` is kept ({', '.join(reasons) or 'it is empty'})",
             hint="Look at the rows with `skyrl show`",
         )
-    recipe.check_rows(kept, policy)
+    recipe.check_rows(kept, policy, recomputed=recomputed)
     if not sum(read_sequences(kept).trained_tokens):
         raise InputError(f"no row of `{place}` has a sampled token", hint="Raise the limits of the rollout")
     return kept, tokens

@@ -93,7 +93,7 @@ class RolloutConfig:
     memory_turns: int = 4
     """Turns that `last_turns` and `summary` show."""
     stop_strings: tuple[str, ...] = ()
-    """Texts that end a turn as soon as they are written, such as </tool_call>; on engine hf."""
+    """Texts that end a turn as soon as they are written, such as </tool_call>; on engines hf and openai."""
     rows_per_part: int = 512
     """Trajectories in a part, rounded up to whole groups."""
     dynamic_sampling: bool | None = None
@@ -382,9 +382,10 @@ def run_parts(
         temperature=config.temperature, top_p=config.top_p, top_k=config.top_k, logprobs_mode=config.logprobs_mode,
         stop_strings=config.stop_strings,
     )  # fmt: skip
-    if config.stop_strings and isinstance(engine, TokenEngine) and not engine.takes_stop_strings:
+    if config.stop_strings and not engine.takes_stop_strings:
         raise SettingsError(
-            f"engine `{config.engine}` takes no `rollout.stop_strings`", hint="Leave them out, or use `--engine hf`"
+            f"engine `{config.engine}` takes no `rollout.stop_strings`",
+            hint="Leave them out, or use engine hf or openai",
         )
     context = engine.context_length if isinstance(engine, TokenEngine) else 1 << 30
     limits = Limits(

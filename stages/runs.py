@@ -114,6 +114,11 @@ def default_run() -> str:
     return os.environ.get("SKYRL_RUN") or DEFAULT_RUN
 
 
+def is_main() -> bool:
+    """Say whether this is the process that writes, of those that train together."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def version_of(policy: Path) -> int | None:
     """Return the N of `policies/N`, or None for a policy elsewhere."""
     return int(policy.name) if policy.parent.name == "policies" and NUMBER.fullmatch(policy.name) else None

@@ -4,16 +4,15 @@
 finds them there. They begin with the run's newest policy; commands bring them to theirs.
 """
 
-import contextlib
 import os
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from nanoskyrl.stages.errors import EngineError, OutputError
 from nanoskyrl.stages.runs import Run
+from nanoskyrl.stages.stopping import told_to_stop
 from nanoskyrl.stages.storage import make_directory
 from nanoskyrl.stages.vllm_client import ServerProcess, answers
 from nanoskyrl.stages.vllm_config import VllmConfig
@@ -52,7 +51,7 @@ def serve(
     make_directory(run.root)
     fleet = Fleet.plan(policy, config, run.root / "logs")
     stop = stop or threading.Event()
-    with _told_to_stop(stop):
+    with told_to_stop(stop):
         try:
             for process in fleet.processes:
                 process.start()
@@ -128,17 +127,3 @@ def _summary(servers: Servers, policy: Path) -> str:
         f"{a.url} ({'CPU' if servers.cpu else 'GPU ' + '+'.join(map(str, a.gpus))})" for a in servers.addresses
     )
     return f"Serving `{policy}` with vLLM {servers.version}: {places}"
-
-
-@contextlib.contextmanager
-def _told_to_stop(stop: threading.Event) -> Iterator[None]:
-    """Set the event at SIGINT and SIGTERM; elsewhere than in the main thread signals are others' business."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    kept = {name: signal.signal(name, lambda *_: stop.set()) for name in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for name, handler in kept.items():
-            signal.signal(name, handler)

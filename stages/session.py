@@ -4,7 +4,9 @@ The commands and `loop` both go through here, so stages chained by hand and by t
 give the same bytes.
 """
 
+import gc
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +19,8 @@ from nanoskyrl.stages.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.metrics import METRICS, MetricsLog
 from nanoskyrl.stages.policy import check_policy, policy_digest, publish, read_info, resolve_policy
 from nanoskyrl.stages.registry import lookup
-from nanoskyrl.stages.runs import INPUT_OF, Run, RunConfig, step_of, version_of
-from nanoskyrl.stages.storage import is_local, make_directory, write_whole
+from nanoskyrl.stages.runs import INPUT_OF, Run, RunConfig, is_main, step_of, version_of
+from nanoskyrl.stages.storage import is_local, make_directory, remove_tree, write_whole
 
 WITHOUT_POLICY = ("scripted", "openai")
 """Engines that hold no policy of ours."""
@@ -40,7 +42,15 @@ class Outcome(NamedTuple):
 class Session:
     """A run directory, its settings, and the engine and learner that stay up."""
 
-    def __init__(self, run: Run, settings: Settings, *, given: Settings | None = None, keep_up: bool = False) -> None:
+    def __init__(
+        self,
+        run: Run,
+        settings: Settings,
+        *,
+        given: Settings | None = None,
+        keep_up: bool = False,
+        ahead: bool = False,
+    ) -> None:
         """Check the settings of the run; nothing is started.
 
         Args:
@@ -48,12 +58,14 @@ class Session:
             settings: Tables, already merged.
             given: Those of them that came with the command.
             keep_up: Keep engine and learner from stage to stage.
+            ahead: Train beside another command of the run: from what the step before left, without waiting until
+                `sync` has published it, and without a word in the run's settings.
         """
         if not is_local(run.root):
             raise SettingsError(
                 f"a run lies on this machine, not at `{run.root}`", hint="Single stages take URLs, by `--out`"
             )
-        self.run, self.settings, self.given, self.keep_up = run, settings, given or {}, keep_up
+        self.run, self.settings, self.given, self.keep_up, self.ahead = run, settings, given or {}, keep_up, ahead
         self.config: RunConfig = stage_config(settings, "run")
         self._engines: dict[str, Engine] = {}
         self._learner: Any = None
@@ -63,11 +75,11 @@ class Session:
         """Create the run directory, and keep the settings that made it."""
         make_directory(self.run.root)
         if not self.run.settings_file.exists():
-            write_whole(self.run.settings_file, _as_toml(self.settings).encode())
+            write_whole(self.run.settings_file, as_toml(self.settings).encode())
 
     def settle(self) -> None:
         """Make the settings in force the run's own, in place of those that it began with."""
-        write_whole(self.run.settings_file, _as_toml(self.settings).encode())
+        write_whole(self.run.settings_file, as_toml(self.settings).encode())
 
     def remember(self) -> None:
         """Keep the settings that were given now and on which the run has not settled yet, for its next steps."""
@@ -108,6 +120,13 @@ class Session:
             )
         check_policy(path)
         return path
+
+    def start_of(self, step: int) -> Path:
+        """Return the policy that a step's training starts from."""
+        trained = self.run.stage(step - 1, "train")
+        if self.ahead and step and not self.run.policy(step).is_dir() and is_finished(trained):
+            return trained / "policy"
+        return self.policy_of(step)
 
     def newest_policy(self, name: str | None = None) -> Path:
         """Return the policy of this name; without one the newest that is published, or what the run begins with."""
@@ -225,7 +244,8 @@ class Session:
     def _models(self, step: int | None, policy: Path | None, reference: Path | None) -> tuple[Path | None, Path | None]:
         """Return what training starts from and the reference, as far as a run can say."""
         if step is not None:
-            policy = policy or (self.policy_of(step) if step == 0 or self.run.policy(step).is_dir() else None)
+            there = step == 0 or self.ahead or self.run.policy(step).is_dir()
+            policy = policy or (self.start_of(step) if there else None)
             reference = reference or self.first_policy()
         return policy, reference
 
@@ -246,16 +266,18 @@ class Session:
         self,
         step: int | None = None,
         *,
-        source: Path | None = None,
+        source: Path | Sequence[Path] | None = None,
         output: Path | None = None,
         policy: Path | None = None,
         state: Path | None = None,
         force: bool = False,
     ) -> Outcome:
-        """Update the policy of a step."""
+        """Update the policy of a step; several sources are a replay window, and the newest step is trained."""
         from nanoskyrl.stages.train import train
 
-        source, target, step = self._places("train", step, source, output)
+        named = [source] if isinstance(source, Path) else list(source or ())
+        named.sort(key=lambda place: -(self._step_of(place) or 0))  # the newest step's own come first
+        source, target, step = self._places("train", step, named[0] if named else None, output)
         config = stage_config(self.settings, "train")
         policy = self._start(step, policy)
         if state is None and step:
@@ -263,8 +285,8 @@ class Session:
         learner = self._learner_for(config)
         was, log = is_finished(target) and not force, self._log(target, step)
         manifest = train(
-            source, target, config, policy=policy, state=state, settings=self.settings, seed=self.config.seed,
-            engine=learner, force=force, log=log,
+            [source, *named[1:]], target, config, policy=policy, state=state, settings=self.settings,
+            seed=self.config.seed, engine=learner, force=force, log=log,
         )  # fmt: skip
         return self._done(manifest, target, was, step)
 
@@ -301,11 +323,11 @@ class Session:
         if policy is None:
             if step is None:
                 raise SettingsError("train needs a policy to start from", hint="Name one with `--policy`")
-            policy = self.policy_of(step)
+            policy = self.start_of(step)
         return policy
 
     def _done(self, manifest: Manifest, target: Path, was: bool, step: int | None) -> Outcome:
-        if step is not None:  # inside a run
+        if step is not None and is_main() and not self.ahead:  # inside a run, and the command that goes on in it
             self.remember()
         return Outcome(manifest, target, was)
 
@@ -432,6 +454,8 @@ class Session:
         return step_of(parent) if parent.parent == self.run.root.resolve() else None
 
     def _log(self, output: Path, step: int | None) -> MetricsLog:
+        if not is_main():
+            return MetricsLog()
         inside = self.run.root.resolve() in output.resolve().parents
         return MetricsLog(self.run.metrics if inside else output.parent / METRICS, step)
 
@@ -444,6 +468,25 @@ class Session:
                 engine.place = self.run.root  # type: ignore[union-attr]
             self._engines[name] = engine
         return self._engines[name]
+
+    @property
+    def world(self) -> Any:
+        """The processes that train together."""
+        return self._learner_for(stage_config(self.settings, "train")).world
+
+    def prune(self, step: int, keep: int) -> None:
+        """Delete the optimizer's state of the step that is no longer among the newest; `keep` 0 keeps all."""
+        if keep and step - keep >= 0:
+            remove_tree(self.run.stage(step - keep, "train") / "state")
+
+    def release_learner(self) -> None:
+        """Let go of the model that trains: what it holds lies on disk."""
+        self._learner = self._passes = None
+        gc.collect()
+        if "torch" in sys.modules:
+            import torch
+
+            torch.cuda.empty_cache()
 
     def close(self) -> None:
         """Stop what the engines started."""
@@ -462,7 +505,7 @@ class Session:
         return self._learner
 
 
-def _as_toml(settings: Settings) -> str:
+def as_toml(settings: Settings) -> str:
     """TOML has no null; a key that is not there means the default, which is None where None is allowed."""
     import tomlkit
 

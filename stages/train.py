@@ -7,21 +7,26 @@ killed train starts again from the previous state and ends with the same bytes.
 """
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import torch
 
+from nanoskyrl.stages.batching import read_sequences
 from nanoskyrl.stages.config import to_plain
 from nanoskyrl.stages.digests import derive_seed
 from nanoskyrl.stages.errors import EngineError, InputError
 from nanoskyrl.stages.hf_engine import pick_device
-from nanoskyrl.stages.learner import Learner
+from nanoskyrl.stages.learner import Learner, one_temperature
 from nanoskyrl.stages.manifest import Head, Manifest, is_finished, open_output, read_manifest
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value
 from nanoskyrl.stages.parallel import join
 from nanoskyrl.stages.policy import critic_digest, policy_digest
 from nanoskyrl.stages.recipe import check_start, read_kept, recipe_of
+from nanoskyrl.stages.sources import open_sources
 from nanoskyrl.stages.train_config import TrainConfig
 from nanoskyrl.stages.update import Update, mini_batches
 
@@ -29,7 +34,7 @@ NOT_IN_MANIFEST = ("device",)
 
 
 def train(
-    advantages: Path,
+    advantages: Path | Sequence[Path],
     output: Path,
     config: TrainConfig,
     *,
@@ -44,7 +49,7 @@ def train(
     """Update a policy once.
 
     Args:
-        advantages: Shards written by `advantage`.
+        advantages: Shards written by `advantage`; of several, the step's own come first.
         output: Directory for the trained policy, the state and the diagnostics.
         config: The algorithm and the optimizer.
         policy: Where training starts from.
@@ -62,9 +67,7 @@ def train(
     watch = Stopwatch()
     recipe = recipe_of(config, settings or {})
     world = engine.world if engine is not None else join(pick_device(config.device))
-    source = read_manifest(advantages, stage="advantage")
-    recipe.check(source)
-    check_start(source, policy)
+    sources = open_sources([advantages] if isinstance(advantages, Path) else advantages, recipe, policy)
     plain = {key: value for key, value in to_plain(config).items() if key not in NOT_IN_MANIFEST}
     head = Head(
         stage="train",
@@ -76,26 +79,29 @@ def train(
             # How sums are cut changes rounding.
             **({"processes": world.size} if world.size > 1 else {}),
         },
-        inputs={"advantage": source.digest, **({"state": _state_of(state)} if state else {})},
+        inputs={**sources.digests, **({"state": _state_of(state)} if state else {})},
         policy=policy_digest(policy),
     )
-    table, objective, tokens = None, None, []
+    table, objective, tokens, age = None, None, [], {}
     if world.broadcast(force or not is_finished(output)):
         # Before an old output is cleared: what is to replace it can be made.
         with watch("read"):
-            table, tokens = read_kept(advantages, source, recipe, policy)
-            objective = recipe.objective(table)
+            table, tokens, age = sources.read(recipe, policy)
+            objective = None if sources.recompute else recipe.objective(table)
         if state is not None and not state.is_dir():
             raise InputError(
                 f"`{state}` has been pruned", hint="Train the newest step, or keep more with `loop.keep_states`"
             )
     with world.if_main(open_output(output, head, force=force, keep_parts=False)) as out:
-        if world.broadcast(out is not None and out.manifest is not None) or table is None or objective is None:
+        if world.broadcast(out is not None and out.manifest is not None) or table is None:
             return (out and out.manifest) or read_manifest(output)
-        update = Update(objective)
         with watch("load"):
             learner = engine or recipe.learner()
             learner.load(policy, state, seed=derive_seed(seed, "adapters") % 2**32)
+        if objective is None:
+            with watch("passes"):
+                objective = recipe.objective(table, old_logprobs_of(table, learner, config))
+        update = Update(objective)
         steps = []
         with watch("train"):
             # A trajectory's id comes from run seed, step and task: the order does not change with the code's version.
@@ -121,11 +127,13 @@ def train(
                 return read_manifest(output)
             out.write_part(0, update.diagnostics(table))
             facts = {"policy": digest, "optimizer_steps": taken, "lr": learner.lr, "lora_rank": learner.lora_rank}
+            if age.get("train/staleness/dropped"):
+                facts["stale_rows"] = age["train/staleness/dropped"]
             if recipe.critic is not None:
                 facts["critic"] = critic_digest(output / "policy")
-            manifest = out.finish(rows_in=source.rows_out, facts=facts)
+            manifest = out.finish(rows_in=sources.rows, facts=facts)
             world.barrier()
-    log.write("train", {**update.summary(steps, watch), **watch.timings()})
+    log.write("train", {**update.summary(steps, watch, learner), **age, **watch.timings()})
     return manifest
 
 
@@ -164,6 +172,11 @@ def preview(
         "gradient norm": norm,
         **update.seen(),
     }
+
+
+def old_logprobs_of(table: pa.Table, learner: Learner, config: TrainConfig) -> list[np.ndarray]:
+    """Return the nats of every row's response tokens under the policy that the learner holds."""
+    return learner.logprobs(read_sequences(table), one_temperature(table), config.max_tokens_per_micro_batch)
 
 
 def _state_of(state: Path) -> str:

@@ -20,6 +20,7 @@ RANGES = {
     "lora_rank": (0, 4096),
     "kl_loss_coef": (0, 1e3),
     "gradient_checkpointing": (0, 1),
+    "max_staleness": (0, 1e9),
 }
 """Least and largest values that can be meant."""
 HINTS = {"lr": "2e-4 suits the starter policy", "lora_rank": "0 trains the whole model"}
@@ -129,6 +130,9 @@ class TrainConfig(OptimizerConfig):
     max_tokens_per_micro_batch: int = 16384
     """Bound of one forward and backward pass, with padding where there is any; how rows are cut changes only
     rounding."""
+    max_staleness: int | None = None
+    """Rows sampled by a policy so many versions older than the one that training starts from are kept, older ones are
+    not; None keeps all."""
     allow_estimator: bool = False
     """Train on advantages of another estimator than the algorithm's."""
 

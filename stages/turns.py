@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from nanoskyrl.envs.actions import restore_stop
 from nanoskyrl.envs.base import Environment, Message, Task, check_metadata, check_observation, check_step
 from nanoskyrl.envs.memory import Memory
 from nanoskyrl.stages.digests import derive_seed
@@ -182,7 +183,7 @@ class Attempt:
             self._record(Turn(action=reply.text, observation="", done=False), [])
             self._end("length")
         else:
-            self._act(reply.text, None, None)
+            self._act(restore_stop(reply.text, self.sampling.stop_strings), None, None)
 
     def take_text(self, action: str) -> None:
         """Act on text from an engine without tokens."""

@@ -177,17 +177,22 @@ class Update:
             **{f"policy/{name}": value for name, value in means.items()},
         }
 
-    def summary(self, steps: list[StepResult], watch: Stopwatch) -> dict[str, Value]:
+    def summary(self, steps: list[StepResult], watch: Stopwatch, learner: Learner) -> dict[str, Value]:
         """Return the numbers of the update."""
-        tokens = sum(self.sequences.lengths) * self.objective.config.update_epochs_per_batch
+        epochs, lengths = self.objective.config.update_epochs_per_batch, self.sequences.lengths
+        tokens, seconds = sum(lengths) * epochs, max(watch.seconds.get("train", 0.0), 1e-9)
         found = {
             "train/lr": steps[-1].lr if steps else None,
             "train/grad_norm": mean(step.grad_norm for step in steps),
             "train/skipped_steps": sum(step.skipped for step in steps),
             "train/optimizer_steps": len(steps),
             "train/rows": len(self.sequences),
-            "train/tokens_per_second": tokens / max(watch.seconds.get("train", 0.0), 1e-9),
+            "train/tokens_per_second": tokens / seconds,
+            "train/tokens_per_second_per_device": tokens / seconds / learner.world.size,
+            "train/mfu": learner.mfu(lengths, seconds / epochs),
+            "train/processes": learner.world.size,
             "train/peak_memory_bytes": peak_memory_bytes(),
+            "train/peak_device_memory_bytes": learner.peak_device_memory(),
             **self.seen(),
         }
         if self.objective.critic is not None:

@@ -31,3 +31,8 @@ class other:
 
 def nothing() -> None:
     """Take nothing, return nothing."""
+
+
+async def later(x: int) -> int:
+    """Cannot be waited for."""
+    return x

@@ -45,8 +45,8 @@ def as_flags(settings: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def same_bytes(a: Path, b: Path) -> list[str]:
-    """Return the names of files that differ between two runs; clocks, settings files and pruned states aside."""
-    aside = {"metrics.jsonl", "run.toml", "resolved.json"}
+    """Return the names of files that differ between two runs; clocks, logs, settings files and pruned states aside."""
+    aside = {"metrics.jsonl", "run.toml", "resolved.json", "train.log"}
 
     def files(root: Path) -> dict[str, bytes]:
         found = (path for path in root.rglob("*") if path.is_file() and path.name not in aside)

@@ -21,11 +21,17 @@ PLUMBING = {
     "learner", "train_config", "critic", "objective", "episodes", "passes", "recipe", "update", "concurrent_turns",
     "vllm_config", "vllm_client", "vllm_tokens", "vllm_worker", "vllm_weights", "vllm_proof", "vllm_servers",
     "vllm_engine", "packing", "parallel", "optim", "adapters", "checkpointing", "trained", "throughput",
-    "openai_engine", "chat_wire",
+    "openai_engine", "chat_wire", "sources",
 }  # fmt: skip
 STAGES = {"rollout", "score", "advantage", "advantage_config", "train", "sync", "eval"}
 ABOVE = {
     "session",
+    "follow",
+    "overlap",
+    "stopping",
+    "trainer_process",
+    "placement",
+    "trackers",
     "loop",
     "serve",
     "starter",

@@ -1,8 +1,14 @@
-"""Small random models of several families, for tests."""
+"""Small random models of several families, and rows for them, for tests."""
 
 from typing import Any
 
+import numpy as np
 import torch
+
+from nanoskyrl.stages.batching import Sequences
+
+LENGTHS = ((5, 9), (3, 1), (1, 14), (7, 3), (4, 6), (2, 11), (6, 6), (3, 13))
+"""Of the prompt and the response of each row."""
 
 COMMON = {
     "vocab_size": 64,
@@ -42,3 +48,29 @@ def tiny_model(family: str) -> Any:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
     return model
+
+
+def rows(vocabulary, seed=0):
+    """Return made-up rows, some tokens of which were observed and not sampled."""
+    random = np.random.default_rng(seed)
+
+    def ids(count):
+        return random.integers(1, vocabulary, count).astype(np.int32)
+
+    def each(make):
+        return [make(response).astype(np.float32) for _, response in LENGTHS]
+
+    masks = [np.asarray([*random.integers(0, 2, response - 1), 1], np.int8) for _, response in LENGTHS]
+    return Sequences(
+        groups=[str(row // 2) for row in range(len(LENGTHS))],
+        prompt_ids=[ids(prompt) for prompt, _ in LENGTHS],
+        response_ids=[ids(response) for _, response in LENGTHS],
+        loss_mask=masks,
+        logprobs=each(lambda n: -random.random(n) * 4),
+        old_logprobs=[None] * len(LENGTHS),
+        ref_logprobs=[None] * len(LENGTHS),
+        advantages=each(lambda n: np.full(n, random.normal())),
+        returns=[None] * len(LENGTHS),
+        values=[None] * len(LENGTHS),
+        weights=[None] * len(LENGTHS),
+    )

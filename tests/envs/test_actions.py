@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoskyrl.envs.actions import final_answer, json_object, tool_calls
+from nanoskyrl.envs.actions import final_answer, json_object, restore_stop, tool_calls
 
 CALL = '<tool_call>{"tool": "f", "args": {"x": 1}}</tool_call>'
 
@@ -307,3 +307,19 @@ def test_a_json_object_is_read_by_the_rules_of_arguments(text, found):
     value, why = json_object(text)
     assert value == found
     assert bool(why) == (found is None)
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "restored"),
+    [
+        ('<tool_call>{"tool": "x"}', ("</tool_call>",), '<tool_call>{"tool": "x"}</tool_call>'),
+        ('<tool_call>{"tool": "x"}', ("</answer>",), '<tool_call>{"tool": "x"}'),
+        ('<tool_call>{"tool": "x"}', (), '<tool_call>{"tool": "x"}'),
+        ("<answer>1", ("</tool_call>", "</answer>"), "<answer>1</answer>"),
+        ("<answer>1</answer>", ("</answer>",), "<answer>1</answer>"),
+        ("<answer>1</answer><answer>2", ("</answer>",), "<answer>1</answer><answer>2</answer>"),
+        ("no tags", ("</answer>", "Observation:"), "no tags"),
+    ],
+)
+def test_a_closing_tag_comes_back_only_where_it_was_a_stop_string_and_is_missing(text, stops, restored):
+    assert restore_stop(text, stops) == restored

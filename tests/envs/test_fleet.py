@@ -189,6 +189,9 @@ def test_mistakes_in_calls_come_back_by_kind(server, tmp_path):
         step = episode.step(text)
         assert step.observation.startswith("error: ")
         assert (step.tool_calls[0].error, step.done) == (kind, False)
+    step = episode.step(WRITE * 20)
+    assert [call.error for call in step.tool_calls] == [None] * 16 + ["too_many_calls"]
+    assert "only 16 are carried out" in step.observation
     episode.close()
 
 
@@ -240,6 +243,27 @@ def test_an_episode_that_only_the_turn_loop_cuts_off_is_judged_as_it_left_things
     scored = score(tmp_path / "rollout", tmp_path / "score", ScoreConfig())
     (row,) = [row for table in read_parts(tmp_path / "score", scored) for row in from_table(table)]
     assert (row.status, row.turns[0].done, row.reward) == ("max_turns", False, 1.0)
+
+
+def test_many_threads_can_begin_a_session_at_once(server):
+    code = f"""
+import sys, threading
+sys.setswitchinterval(1e-6)
+from nanoskyrl.envs.mcp_session import McpSession
+found, begin = [], threading.Barrier(16)
+def work():
+    begin.wait()
+    session = McpSession(url={server!r}, timeout_seconds=20)
+    found.append(len(session.list_tools()))
+    session.close()
+threads = [threading.Thread(target=work) for _ in range(16)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert found == [5] * 16, found
+assert [thread.name for thread in threading.enumerate()].count("mcp") == 1
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_server_of_ones_own_is_started_for_each_episode_and_may_die():

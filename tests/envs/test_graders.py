@@ -1,6 +1,7 @@
 """Right and wrong answers by kind; the motives are public bug reports, the cases our own."""
 
 import json
+import os
 import time
 from typing import ClassVar
 
@@ -176,6 +177,17 @@ def test_a_worker_that_does_not_answer_is_killed_and_replaced():
     with pytest.raises(ZeroDivisionError):
         pool.call("operator:truediv", 1, 0, seconds=30.0)
     assert pool.call("operator:add", 1, 2, seconds=30.0) == 3
+    pool.close()
+
+
+def test_a_forked_child_has_workers_of_its_own():
+    pool = Workers(1)
+    assert pool.call("os:getppid", seconds=30.0) == os.getpid()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if pool.call("os:getppid", seconds=30.0) == os.getpid() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert pool.call("os:getppid", seconds=30.0) == os.getpid()
     pool.close()
 
 

@@ -51,7 +51,11 @@ class Server:
             def log_message(self, *_):
                 """Say nothing."""
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Quiet(ThreadingHTTPServer):
+            def handle_error(self, *_):
+                """A client that gave up is what the script wanted."""
+
+        self.http = Quiet(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
 

@@ -126,6 +126,8 @@ def test_tools_that_cannot_be_offered_are_refused():
         offer(("my_tools:sun",))
     with pytest.raises(SettingsError, match="no JSON schema"):
         offer(("my_tools:no_schema",))
+    with pytest.raises(SettingsError, match="is a coroutine"):
+        offer(("my_tools:later",))
     with pytest.raises(SettingsError, match="unknown tool `serch`"):
         offer(("serch",))
     with pytest.raises(SettingsError, match="two tools are called `weather`"):
@@ -133,7 +135,7 @@ def test_tools_that_cannot_be_offered_are_refused():
 
 
 def test_a_sandbox_that_does_not_work_stops_before_the_first_task(monkeypatch):
-    monkeypatch.setattr(sandbox, "available", lambda: dict.fromkeys(("monty", "sandlock", "bwrap"), "not here"))
+    monkeypatch.setattr(sandbox, "why_not", lambda name: "not here")
     with pytest.raises(SandboxError, match="no sandbox works here"):
         ToolUse(ToolUseConfig(kinds=("data",)))
     ToolUse(ToolUseConfig())  # nobody asked for it
@@ -192,6 +194,7 @@ def test_wiki_reads_a_page_by_its_title_or_names_others():
         shipped().wiki("")
 
 
+NO_WORDS = '{"title": "a", "text": "the"}'
 ROWS = [{"title": "Zog", "text": "A zog is a small bell."}, {"title": "Mip", "text": "A mip is a boat."}]
 
 
@@ -215,7 +218,12 @@ def test_a_corpus_of_the_users_replaces_the_encyclopedia(tmp_path, suffix):
 
 @pytest.mark.parametrize(
     ("line", "says"),
-    [('{"title": "x"}', "no title and text"), ('{"title": "x", "txt": "y"}', "no title and text"), ("", "empty")],
+    [
+        ('{"title": "x"}', "no title and text"),
+        ('{"title": "x", "txt": "y"}', "no title and text"),
+        ("", "empty"),
+        (NO_WORDS, "no words"),
+    ],
 )
 def test_a_broken_corpus_is_refused(tmp_path, line, says):
     path = tmp_path / "corpus.jsonl"

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny_models import FAMILIES, tiny_model
+from tiny_models import FAMILIES, rows, tiny_model
 from torch.nn.functional import log_softmax
 
 from nanoskyrl.algos.off_policy import OffPolicyConfig
 from nanoskyrl.stages import logprobs as logprobs_module
-from nanoskyrl.stages.batching import Sequences, collate, micro_batches
+from nanoskyrl.stages.batching import collate, micro_batches
 from nanoskyrl.stages.checkpointing import keep_less
 from nanoskyrl.stages.learner import Learner
 from nanoskyrl.stages.logprobs import sequence_logprobs
@@ -21,35 +21,6 @@ from nanoskyrl.stages.policy import resolve_policy
 from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.train_config import OptimizerConfig, TrainConfig
 from nanoskyrl.stages.update import Update
-
-LENGTHS = ((5, 9), (3, 1), (1, 14), (7, 3), (4, 6), (2, 11), (6, 6), (3, 13))
-"""Of the prompt and the response of each row."""
-
-
-def rows(vocabulary, seed=0):
-    """Return made-up rows, some tokens of which were observed and not sampled."""
-    random = np.random.default_rng(seed)
-
-    def ids(count):
-        return random.integers(1, vocabulary, count).astype(np.int32)
-
-    def each(make):
-        return [make(response).astype(np.float32) for _, response in LENGTHS]
-
-    masks = [np.asarray([*random.integers(0, 2, response - 1), 1], np.int8) for _, response in LENGTHS]
-    return Sequences(
-        groups=[str(row // 2) for row in range(len(LENGTHS))],
-        prompt_ids=[ids(prompt) for prompt, _ in LENGTHS],
-        response_ids=[ids(response) for _, response in LENGTHS],
-        loss_mask=masks,
-        logprobs=each(lambda n: -random.random(n) * 4),
-        old_logprobs=[None] * len(LENGTHS),
-        ref_logprobs=[None] * len(LENGTHS),
-        advantages=each(lambda n: np.full(n, random.normal())),
-        returns=[None] * len(LENGTHS),
-        values=[None] * len(LENGTHS),
-        weights=[None] * len(LENGTHS),
-    )
 
 
 def padded(sequences):

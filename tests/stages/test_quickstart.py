@@ -22,7 +22,7 @@ def test_the_quickstart_learns_from_half_right_to_nearly_always(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_starter_learns_to_act_in_the_easiest_household(tmp_path):
     run = tmp_path / "run"
     done = skyrl("loop", "--preset", "alfworld", "--steps", 8, "--set", "loop.eval_every=8", "--run", run)

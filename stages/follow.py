@@ -1,0 +1,85 @@
+"""A trainer that stays up: it takes each step's scores as they are finished, and trains.
+
+It makes a step's `advantage` and `train` by the same stages as the commands, with a
+learner that it keeps, so the bytes are the same. It stops between stages: at SIGTERM or
+SIGINT, when `train.stop` lies in the run, when enough steps are done, or when whoever
+started it is gone.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from nanoskyrl.stages.advantage import needs_models
+from nanoskyrl.stages.manifest import is_finished, locked
+from nanoskyrl.stages.runs import Run
+from nanoskyrl.stages.session import Session
+from nanoskyrl.stages.stopping import told_to_stop
+from nanoskyrl.stages.vllm_servers import alive
+
+STOP_FILE = "train.stop"
+"""In the run directory: asks its trainer to stop. The trainer takes it away."""
+KEEPER = "NANOSKYRL_KEEPER"
+"""In the environment: the process whose end is the trainer's, too."""
+LOOK_SECONDS = 0.2
+NOTHING, STOP = -1, -2
+
+
+def next_to_train(run: Run) -> int:
+    """Return the first step without a finished train."""
+    step = 0
+    while is_finished(run.stage(step, "train")):
+        step += 1
+    return step
+
+
+def follow(
+    session: Session,
+    *,
+    steps: int | None = None,
+    keep_states: int = 0,
+    stop: threading.Event | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> int:
+    """Train every step of the run whose scores are finished, until told to stop; return how many were done.
+
+    Args:
+        session: Of the run; with `keep_up`, so that the learner stays, and `ahead`.
+        steps: Policies to train, counted from the beginning of the run; None: until told to stop.
+        keep_states: Optimizer states kept of the newest steps; 0 keeps all.
+        stop: Ends it when it is set.
+        say: Told what happens.
+
+    Raises:
+        OutputError: another trainer follows the run.
+        InputError, SettingsError: as in `advantage` and `train`.
+    """
+    run, world, stop = session.run, session.world, stop or threading.Event()
+    done = 0
+    with told_to_stop(stop), world.if_main(locked(run.root / STOP_FILE)):
+        step = world.broadcast(next_to_train(run))
+        while (steps is None or step < steps) and (found := world.broadcast(_look(run, step, stop))) != STOP:
+            if found == NOTHING:
+                # Every process hears every time that there is nothing: none waits so long that it gives up.
+                time.sleep(LOOK_SECONDS)
+                continue
+            if needs_models(session.advantage_config(run.stage(step, "score"))) or world.is_main:
+                session.advantage(step)
+            world.barrier()
+            session.train(step)
+            if world.is_main:
+                session.prune(step, keep_states)
+                say(f"Trained step {step}")
+            step, done = step + 1, done + 1
+        if world.is_main:
+            (run.root / STOP_FILE).unlink(missing_ok=True)
+    return done
+
+
+def _look(run: Run, step: int, stop: threading.Event) -> int:
+    """Return the step if it can be trained, or what to do instead."""
+    keeper = int(os.environ.get(KEEPER, "0"))
+    if stop.is_set() or (run.root / STOP_FILE).exists() or not alive(keeper):
+        return STOP
+    return step if is_finished(run.stage(step, "score")) else NOTHING

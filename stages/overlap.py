@@ -1,0 +1,56 @@
+"""The loop on two sets of devices: rollouts here, training in a process beside.
+
+With lag L the rollout of step k needs policy k - L alone, so while step k trains, up to L
+later steps are generated. Each policy is published, and brought to the engine, when the
+first rollout needs it: the engine never goes back to an older one. The stages are those of
+the loop, so are the bytes.
+"""
+
+import time
+from collections.abc import Callable
+
+from nanoskyrl.stages.metrics import MetricsLog
+from nanoskyrl.stages.session import Session
+from nanoskyrl.stages.trainer_process import TrainerProcess
+
+
+def overlapped(session: Session, trainer: TrainerProcess, first: int, steps: int, done: Callable[[int], None]) -> None:
+    """Generate and score steps here while the trainer trains them.
+
+    Args:
+        session: Of the run.
+        trainer: Not started yet.
+        first: The first step without a finished sync.
+        steps: Where to end.
+        done: Called when a step's policy is published.
+
+    Raises:
+        EngineError: the trainer ended.
+    """
+    began = time.perf_counter()
+    published = first
+
+    def publish(until: int) -> None:
+        nonlocal published, began
+        while published < until:
+            waiting = time.perf_counter()
+            trainer.wait_for(published)
+            waited = time.perf_counter() - waiting
+            session.sync(published)
+            now = time.perf_counter()
+            MetricsLog(session.run.metrics, published).write(
+                "loop", {"timing/total": now - began, "timing/waited_for_training": waited}
+            )
+            began = now
+            done(published)
+            published += 1
+
+    trainer.start()
+    try:
+        for step in range(first, steps):
+            publish(max(first, step - session.config.lag))
+            session.rollout(step)
+            session.score(step)
+        publish(steps)
+    finally:
+        trainer.stop()

@@ -1,0 +1,95 @@
+"""`skyrl train --follow` as a child of the loop: started on its GPUs, watched, stopped."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from nanoskyrl.stages.errors import EngineError
+from nanoskyrl.stages.follow import KEEPER, STOP_FILE
+from nanoskyrl.stages.manifest import is_finished
+from nanoskyrl.stages.session import Session, as_toml
+from nanoskyrl.stages.storage import make_directory
+
+LOG = "train.log"
+LOOK_SECONDS = 0.05
+STOP_SECONDS = 30.0
+LAST_WORDS = 2000
+
+
+class TrainerProcess:
+    """The trainer of a run."""
+
+    def __init__(self, session: Session, gpus: tuple[int, ...], steps: int, keep_states: int) -> None:
+        """Say what is to be started.
+
+        Args:
+            session: Of the run.
+            gpus: Where it trains, one process on each; none: one process on the CPU.
+            steps: Policies to train, counted from the beginning of the run.
+            keep_states: Optimizer states that it keeps.
+        """
+        self.run, self.gpus = session.run, gpus
+        self._settings = as_toml(session.settings)
+        self._arguments = ["--steps", str(steps), "--set", f"loop.keep_states={keep_states}"]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def log(self) -> Path:
+        """Where it writes what it has to say."""
+        return self.run.root / "logs" / LOG
+
+    def start(self) -> None:
+        """Start it."""
+        make_directory(self.log.parent)
+        (self.run.root / STOP_FILE).unlink(missing_ok=True)
+        self._scratch = tempfile.TemporaryDirectory(prefix="nanoskyrl-")
+        settings = Path(self._scratch.name) / "settings.toml"
+        settings.write_text(self._settings, encoding="utf-8")
+        command = [
+            sys.executable, "-m", "nanoskyrl_cli.main", "train", "--follow", "--run", str(self.run.root),
+            "--config", str(settings), "--num-processes", str(max(1, len(self.gpus))), *self._arguments,
+        ]  # fmt: skip
+        places = ",".join(map(str, self.gpus))
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": places, KEEPER: str(os.getpid())},
+            )  # fmt: skip
+
+    def wait_for(self, step: int) -> None:
+        """Wait until a step is trained.
+
+        Raises:
+            EngineError: the trainer ended without it.
+        """
+        assert self._process is not None
+        place = self.run.stage(step, "train")
+        while not is_finished(place):
+            if self._process.poll() is not None and not is_finished(place):
+                raise EngineError(
+                    f"the trainer ended with {self._process.returncode} before step {step} was trained: "
+                    f"{self._last_words()}",
+                    hint=f"The log is `{self.log}`",
+                )
+            time.sleep(LOOK_SECONDS)
+
+    def _last_words(self) -> str:
+        text = self.log.read_bytes()[-LAST_WORDS:].decode(errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return next((line for line in reversed(lines) if line.startswith("error:")), lines[-1] if lines else "no word")
+
+    def stop(self) -> None:
+        """Ask it to stop, and see to it that it does."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self._scratch is not None:
+            self._scratch.cleanup()

@@ -1,0 +1,153 @@
+"""What the optimizer steps, what is kept of it, and who is told."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+import torch
+from running import SMALL, skyrl
+from tiny_models import rows
+
+from nanoskyrl.algos.off_policy import OffPolicyConfig
+from nanoskyrl.stages.config import merge
+from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.learner import Learner
+from nanoskyrl.stages.loop import LoopConfig, loop
+from nanoskyrl.stages.manifest import read_manifest
+from nanoskyrl.stages.objective import Objective
+from nanoskyrl.stages.optim import Masters, make_optimizer
+from nanoskyrl.stages.policy import resolve_policy
+from nanoskyrl.stages.registry import lookup
+from nanoskyrl.stages.runs import Run
+from nanoskyrl.stages.session import Session
+from nanoskyrl.stages.train_config import OptimizerConfig, TrainConfig
+from nanoskyrl.stages.update import Update
+
+STARTER = resolve_policy("starter")
+
+
+def test_small_steps_of_bfloat16_weights_add_up():
+    weight = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    masters = Masters([weight])
+    optimizer, _ = make_optimizer(masters.stepped, 1e-4, OptimizerConfig(weight_decay=0.0))
+    for _ in range(100):
+        weight.grad = torch.ones_like(weight)
+        masters.take_gradients()
+        optimizer.step()
+        masters.give_back()
+        optimizer.zero_grad()
+    # A step of 1e-4 from 1 is lost in bfloat16, whose next number below is 0.996.
+    assert torch.equal(weight.detach(), torch.full((4,), 0.99, dtype=torch.bfloat16))
+    torch.testing.assert_close(masters.state()[0], torch.full((4,), 0.99), atol=1e-4, rtol=0)
+
+
+def test_gradients_of_micro_batches_add_up_in_float32():
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+    masters = Masters([weight])
+    for _ in range(300):
+        weight.grad = torch.ones_like(weight)
+        masters.take_gradients()
+    assert masters.stepped[0].grad.item() == 300  # in bfloat16 it would stay at 256
+
+
+def update(learner):
+    algorithm = lookup("algo", "grpo")
+    config = TrainConfig(max_tokens_per_micro_batch=40)
+    objective = Objective(algorithm, algorithm.Config(), config, rows(300), 1.0, off_policy=OffPolicyConfig())
+    return Update(objective).step(learner, list(range(8)))
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora_rank": 4}, {"dtype": "bfloat16"}])
+def test_a_learner_that_stopped_goes_on_with_the_same_bits(tmp_path, settings):
+    config = OptimizerConfig(lr=1e-3, lr_scheduler="cosine", lr_decay_steps=9, lr_warmup_steps=1, **settings)
+    unbroken = Learner(config)
+    unbroken.load(STARTER, seed=3)
+    broken, place, state = Learner(config), STARTER, None
+    broken.load(STARTER, seed=3)
+    for step in range(4):
+        if step:
+            broken = Learner(config)
+            broken.load(place, state, seed=3)
+        update(unbroken)
+        update(broken)
+        place, state = tmp_path / str(step) / "policy", tmp_path / str(step) / "state"
+        broken.save(place, state, [1, 2, 3])
+        for a, b in zip(unbroken.masters.stepped, broken.masters.stepped, strict=True):
+            assert torch.equal(a, b)
+    moved = Learner(config)
+    moved.load(STARTER, seed=3)
+    assert not all(torch.equal(a, b) for a, b in zip(unbroken.masters.stepped, moved.masters.stepped, strict=True))
+
+
+def test_quantized_weights_are_refused_without_a_gpu():
+    learner = Learner(OptimizerConfig(quantization="nf4", lora_rank=4, device="cpu"))
+    with pytest.raises(SettingsError, match=r"`train.quantization` is nf4, and there is no GPU"):
+        learner.load(STARTER)
+
+
+def test_an_optimizer_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    with pytest.raises(SettingsError, match="needs bitsandbytes") as found:
+        make_optimizer([torch.nn.Parameter(torch.ones(1))], 1e-3, OptimizerConfig(optimizer="adamw_8bit"))
+    assert "nanoskyrl[qlora]" in str(found.value.hint)
+
+
+def test_deepspeed_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match="needs DeepSpeed, which is not installed"):
+        Learner(OptimizerConfig(strategy="zero2")).load(STARTER)
+
+
+@pytest.mark.slow
+def test_the_command_trains_in_two_processes_and_says_so_once(tmp_path):
+    run = Run(tmp_path / "run")
+    session = Session(run, SMALL)
+    for stage in ("rollout", "score", "advantage"):
+        getattr(session, stage)()
+    done = skyrl("train", "--run", run.root, "--num-processes", 2, "--json")
+    assert done.returncode == 0, done.stderr
+    manifest = read_manifest(run.stage(0, "train"))
+    assert done.stdout == manifest.to_bytes().decode()
+    assert manifest.settings["processes"] == 2
+    again = skyrl("train", "--run", run.root, "--num-processes", 2)
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count("Up to date") == 1
+    failed = skyrl("train", "--run", run.root, "--num-processes", 2, "--lora-rank", 4)
+    assert failed.returncode != 0
+    assert "another `settings.train.lora_rank`" in failed.stderr
+
+
+# Who else is told
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_trackers_are_told_every_step(tmp_path, name, monkeypatch):
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"needs {name}")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = Run(tmp_path / "run")
+    loop(run, merge(SMALL, {"loop": {"steps": 1, "trackers": [name]}}))
+    found = [path for path in (run.root / "logs").rglob("*") if path.is_file()]
+    if name == "wandb":
+        assert any(path.suffix == ".wandb" for path in found)
+        return
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run.root / "logs" / "tensorboard"))
+    events.Reload()
+    assert {"train/loss", "train/grad_norm", "reward/avg_raw_reward"} <= set(events.Tags()["scalars"])
+
+
+def test_a_tracker_that_is_not_known_or_not_installed_is_refused(monkeypatch):
+    with pytest.raises(SettingsError, match="there is no tracker `mlflow`"):
+        LoopConfig(trackers=("mlflow",))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match="tracker wandb is not installed"):
+        LoopConfig(trackers=("wandb",))
+
+
+def test_reading_settings_loads_no_torch():
+    program = "import sys; from nanoskyrl.stages.train_config import TrainConfig; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

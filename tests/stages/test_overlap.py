@@ -1,0 +1,207 @@
+"""Training in a process of its own: followed by hand, overlapped by the loop, stopped and killed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from running import SMALL, as_flags, same_bytes, skyrl
+
+from nanoskyrl.stages.config import merge
+from nanoskyrl.stages.errors import EngineError, OutputError, SettingsError
+from nanoskyrl.stages.follow import KEEPER, STOP_FILE, follow
+from nanoskyrl.stages.loop import LoopConfig, loop
+from nanoskyrl.stages.manifest import is_finished, read_manifest
+from nanoskyrl.stages.metrics import read_metrics
+from nanoskyrl.stages.placement import gpus_of, placement_of
+from nanoskyrl.stages.runs import Run
+from nanoskyrl.stages.session import Session
+from nanoskyrl.stages.shards import read_parts
+from nanoskyrl.stages.trajectory import row_arrays
+
+LAGGED = merge(SMALL, {"run": {"lag": 1}, "loop": {"steps": 3}})
+APART = {"loop": {"gpus_generate": "cpu", "gpus_train": "cpu"}}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Three steps one after the other, with lag 1."""
+    root = tmp_path_factory.mktemp("runs") / "whole"
+    loop(Run(root), LAGGED)
+    return root
+
+
+def test_an_overlapped_loop_gives_the_bytes_of_one_that_goes_in_turns(whole, tmp_path):
+    seen = []
+    assert loop(Run(tmp_path / "run"), merge(LAGGED, APART), report=lambda step, _: seen.append(step)) == 3
+    assert same_bytes(whole, tmp_path / "run") == []
+    assert seen == [0, 1, 2]
+    starts = {
+        (line["stage"], line["step"]): line["time"] - line["timing/total"]
+        for line in read_metrics(tmp_path / "run" / "metrics.jsonl")
+        if "timing/total" in line
+    }
+    # Rollout k + 1 needs policy k alone, which train k starts from: it does not wait for it.
+    ends = {(line["stage"], line["step"]): line["time"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")}
+    assert starts["rollout", 1] < ends["train", 0]
+    assert ends["train", 0] < starts["rollout", 2]
+
+
+def follower(run, settings, **options):
+    """Return a thread that follows a run, and what it comes to."""
+    found = {}
+
+    def work():
+        try:
+            found["done"] = follow(Session(run, settings, keep_up=True, ahead=True), **options)
+        except Exception as error:
+            found["error"] = error
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, found
+
+
+def test_a_trainer_that_follows_leaves_the_bytes_of_the_commands(whole, tmp_path):
+    run = Run(tmp_path / "run")
+    thread, found = follower(run, LAGGED, steps=3)
+    for step in range(3):
+        session = Session(run, LAGGED)
+        session.rollout(step)
+        session.score(step)
+        while thread.is_alive() and not is_finished(run.stage(step, "train")):
+            time.sleep(0.05)
+        session.sync(step)
+    thread.join()
+    assert found == {"done": 3}
+    assert same_bytes(whole, run.root) == []
+
+
+def test_a_trainer_stops_where_it_is_told_to_and_takes_the_word_away(tmp_path):
+    run = Run(tmp_path / "run")
+    session = Session(run, LAGGED)
+    session.rollout(0)
+    session.score(0)
+    thread, found = follower(run, LAGGED)
+    while not is_finished(run.stage(0, "train")):
+        time.sleep(0.05)
+        assert thread.is_alive()
+    (run.root / STOP_FILE).touch()
+    thread.join(30)
+    assert found == {"done": 1}
+    assert not (run.root / STOP_FILE).exists()
+
+
+def test_a_second_trainer_of_a_run_is_refused(tmp_path):
+    stop = threading.Event()
+    thread, _ = follower(Run(tmp_path / "run"), LAGGED, stop=stop)
+    time.sleep(0.5)
+    second, found = follower(Run(tmp_path / "run"), LAGGED)
+    second.join(30)
+    stop.set()
+    thread.join(30)
+    assert isinstance(found["error"], OutputError)
+
+
+@pytest.mark.slow
+def test_the_command_ends_at_a_signal_and_with_whoever_keeps_it(tmp_path):
+    command = [sys.executable, "-m", "nanoskyrl_cli.main", "train", "--follow", str(tmp_path / "run")]
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, KEEPER: str(gone.pid)}, check=False
+    )
+    assert (left.returncode, left.stderr) == (0, "Stopped after 0 steps.\n")
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(5)  # it says nothing while it waits
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def test_a_trainer_that_fails_ends_the_loop_with_its_words(tmp_path):
+    settings = merge(LAGGED, APART, {"train": {"lora_rank": 4000}})
+    with pytest.raises(EngineError, match=r"the trainer ended with 2 before step 0 was trained: error: .*lora_rank"):
+        loop(Run(tmp_path / "run"), settings)
+
+
+@pytest.mark.slow
+def test_an_overlapped_loop_killed_anywhere_ends_with_the_same_bytes(whole, tmp_path):
+    command = ["loop", "--run", tmp_path / "run", "--steps", 3, "--lag", 1, "--gpus-generate", "cpu",
+               "--gpus-train", "cpu", *as_flags({"rollout": SMALL["rollout"]})]  # fmt: skip
+    program = [sys.executable, "-m", "nanoskyrl_cli.main", *map(str, command)]
+    places = [("step-000000", "rollout"), ("step-000000", "train"), ("step-000001", "score"), ("step-000001", "train")]
+    for step, stage in places:
+        with subprocess.Popen(program, stderr=subprocess.DEVNULL) as process:
+            while process.poll() is None and not (tmp_path / "run" / step / stage).exists():
+                time.sleep(0.01)
+            process.kill()
+        time.sleep(2)  # the trainer sees that its keeper is gone
+    done = skyrl(*command)
+    assert done.returncode == 0, done.stderr
+    assert same_bytes(whole, tmp_path / "run") == []
+
+
+def test_on_shared_gpus_both_halves_take_turns(whole, tmp_path, monkeypatch):
+    # There is no GPU here: the CPU stands for it.
+    monkeypatch.setattr("nanoskyrl.stages.loop.placement_of", lambda *_: placement_of("0", "0"))
+    monkeypatch.setattr("nanoskyrl.stages.loop.placed", lambda settings, place: settings)
+    assert not placement_of("0", "0").apart
+    loop(Run(tmp_path / "run"), LAGGED)
+    assert same_bytes(whole, tmp_path / "run") == []
+
+
+@pytest.mark.slow
+def test_a_trainer_in_two_processes_follows_with_passes_of_models(tmp_path):
+    settings = merge(LAGGED, {"advantage": {"old_logprobs": "recompute"}, "loop": {"steps": 1}})
+    run = Run(tmp_path / "run")
+    session = Session(run, settings)
+    session.begin()
+    session.rollout(0)
+    session.score(0)
+    done = skyrl("train", "--follow", run.root, "--steps", 1, "--num-processes", 2)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((run.stage(0, "train") / "manifest.json").read_text())["settings"]["processes"] == 2
+    alone = tmp_path / "alone"
+    shutil.copytree(run.root, alone)
+    for stage in ("advantage", "train"):
+        shutil.rmtree(Run(alone).stage(0, stage))
+    one = Session(Run(alone), settings)
+    one.advantage(0)
+    one.train(0)
+    found, wanted = (
+        [
+            row
+            for table in read_parts(of.stage(0, "advantage"), read_manifest(of.stage(0, "advantage")))
+            for row in row_arrays(table.column("old_logprobs"))
+        ]
+        for of in (run, Run(alone))
+    )
+    assert any(row is not None and (row < 0).any() for row in wanted)
+    for a, b in zip(found, wanted, strict=True):
+        if b is not None:
+            np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+# Where the halves run
+
+
+def test_gpus_are_read_as_ranges_and_lists():
+    assert gpus_of("x", "0-2,5") == (0, 1, 2, 5)
+    assert gpus_of("x", "cpu") == ()
+    for text in ("", "0-", "2-1", "1,1", "gpu"):
+        with pytest.raises(SettingsError):
+            gpus_of("x", text)
+
+
+def test_one_half_alone_is_refused():
+    with pytest.raises(SettingsError, match=r"`loop.gpus_train` is not set"):
+        LoopConfig(gpus_generate="0")
+    assert placement_of("0-3", "4-7").apart
+    assert not placement_of("0-3", "3").apart
+    assert LoopConfig().placement is None
