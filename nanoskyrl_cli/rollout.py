@@ -25,7 +25,7 @@ def rollout(
     env: EnvOption = None,
     algo: AlgoOption = None,
     policy: PolicyOption = None,
-    engine: Annotated[str | None, typer.Option(help="hf, vllm or scripted.", show_default=False)] = None,
+    engine: Annotated[str | None, typer.Option(help="hf, vllm, openai or scripted.", show_default=False)] = None,
     tasks: Annotated[
         str | None,
         typer.Option(help="Task ids, separated by commas; default: the next of the run.", show_default=False),

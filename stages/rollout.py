@@ -59,7 +59,7 @@ class RolloutConfig:
     split: str = "train"
     """train or test."""
     engine: str = "hf"
-    """hf, vllm or scripted; its settings stand in the table of that name."""
+    """hf, vllm, openai or scripted; its settings stand in the table of that name."""
     step: int = 0
     """Which step of the run this is: moves the cursor over the tasks, and the seeds."""
     seed: int = 0

@@ -40,11 +40,21 @@ def test_wrong_answers_score_zero(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", GRADED)
-@pytest.mark.parametrize("text", ["", "\ud800 \x00 {{{{ ```", "Answer:", "#### ", "\\boxed{", "```python\n"])
-def test_whatever_a_model_writes_is_no_error_and_not_right(name, text, tmp_path):
-    found = run_bench(name, tmp_path / "out", engine=Says(lambda task: text), limit=2)
+def test_whatever_a_model_writes_is_no_error_and_not_right(name, tmp_path):
+    texts = [
+        "",
+        "\ud800 \x00 {{{{ ```",
+        "Answer:",
+        "#### ",
+        "\\boxed{",
+        "```python\n",
+        "Confidence: 1e999%",
+        "{" * 9999,
+    ]
+    turns = iter(texts)
+    found = run_bench(name, tmp_path / "out", engine=Says(lambda task: next(turns)), limit=1, n_samples=len(texts))
     assert found["success"] == 0.0
-    assert found["not_scored"] == 0
+    assert (found["not_scored"], found["samples"]) == (0, len(texts))
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -68,7 +68,7 @@ def test_the_judge_is_asked_for_the_authors_fields(tmp_path):
     assert list(schema["properties"]) == ["extracted_final_answer", "reasoning", "correct", "confidence", "strict"]
 
 
-@pytest.mark.parametrize("name", JUDGED)
+@pytest.mark.parametrize("name", ["hle", "deepsearchqa"])
 @pytest.mark.parametrize(
     "answer",
     [

@@ -11,6 +11,7 @@ from nanoskyrl.envs.sandbox import available
 from nanoskyrl.eval import swe_harness
 from nanoskyrl.eval.patches import applies, parses, patch_in, read_predictions, tidy
 from nanoskyrl.stages.errors import EngineError, InputError, SettingsError
+from nanoskyrl.stages.grade import grade_logs
 
 NO_SANDBOX = all(available()[name] is not None for name in ("sandlock", "bwrap"))
 needs_sandbox = pytest.mark.skipif(NO_SANDBOX, reason="no sandbox for full Python here")
@@ -278,19 +279,16 @@ def test_saved_logs_are_graded_through_the_official_code(saved):
 def test_an_issue_without_a_log_is_not_run_and_not_failed(saved):
     predictions, logs, rows = saved
     (logs / "run" / "m" / rows[0]["instance_id"] / "test_output.txt").unlink()
-    done = skyrl("grade", predictions, "--logs", logs, "--data", rows_file("swe_bench_verified"))
-    assert done.returncode == 3
-    first = json.loads(done.stdout.splitlines()[0])
-    assert (first["resolved"], first["why"]) == (None, "no log: not run")
-    assert json.loads(done.stderr)["judged"] == 2
+    found, numbers = grade_logs(predictions, logs, str(rows_file("swe_bench_verified")))
+    assert (found[0]["resolved"], found[0]["why"]) == (None, "no log: not run")
+    assert (numbers["judged"], numbers["predictions"]) == (2, 3)
 
 
 def test_a_log_of_another_patch_is_refused(saved):
     predictions, logs, rows = saved
     (logs / "run" / "m" / rows[0]["instance_id"] / "patch.diff").write_text(PATCH)
-    done = skyrl("grade", predictions, "--logs", logs, "--data", rows_file("swe_bench_verified"))
-    assert done.returncode == 2
-    assert "is of another patch than the prediction" in done.stderr
+    with pytest.raises(SettingsError, match="is of another patch than the prediction"):
+        grade_logs(predictions, logs, str(rows_file("swe_bench_verified")))
 
 
 def test_rows_of_both_layouts_find_the_harness_log_parser():
