@@ -25,6 +25,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 RAW = """
-import cProfile, io, json, pstats, sys, time
+import cProfile, glob, io, json, pstats, sys, time
 
 
 def main():
@@ -51,18 +52,27 @@ def main():
     began = time.perf_counter()
     llm = LLM(model=given["model"], **given["llm"])
     print(json.dumps({"ready_seconds": time.perf_counter() - began}), flush=True)
+
+    def wait_for_all(name):  # processes that share a GPU begin together
+        if given.get("peers", 1) > 1:
+            open(f"{given['meet']}-{name}-{given['peer']}", "w").close()
+            while len(glob.glob(f"{given['meet']}-{name}-*")) < given["peers"]:
+                time.sleep(0.01)
+
     prompts = [{"prompt_token_ids": ids} for ids in json.loads(open(given["prompts"]).read())]
-    for measure in given["measures"]:
+    for number, measure in enumerate(given["measures"]):
         def params(i):
             return SamplingParams(
                 temperature=1.0, max_tokens=given["new"], ignore_eos=True, stop_token_ids=[256],
                 logprobs=measure.get("logprobs"), detokenize=measure.get("detokenize", False),
                 seed=1000 + i if measure.get("seeded") else None,
+                flat_logprobs=measure.get("flat", False) and measure.get("logprobs") is not None,
             )
         chosen = prompts[: measure.get("count", len(prompts))]
         llm.generate(chosen[:8], [params(i) for i in range(len(chosen[:8]))], use_tqdm=False)
         llm.reset_prefix_cache()
-        profiler = cProfile.Profile()
+        wait_for_all(number)
+        profiler, start = cProfile.Profile(), time.time()
         began = time.perf_counter()
         if measure.get("profile"):
             profiler.enable()
@@ -71,6 +81,7 @@ def main():
         seconds = time.perf_counter() - began
         tokens = sum(len(o.outputs[0].token_ids) for o in outputs)
         line = {**measure, "tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}
+        line |= {"began": start, "ended": time.time()}
         if measure.get("profile"):
             text = io.StringIO()
             pstats.Stats(profiler, stream=text).sort_stats("tottime").print_stats(25)
@@ -98,7 +109,7 @@ class Bench:
 
         base = {
             "gpus": "cpu" if self.cpu else "0", "python": self.args.python, "max_num_seqs": self.args.max_num_seqs,
-            "self_test": 0, "endpoint": self.args.endpoint, "kv_cache_gib": 1.0,
+            "self_test": 0, "endpoint": self.args.endpoint, "servers_per_gpu": self.args.servers_per_gpu,
             "dtype": "float32" if self.cpu else "bfloat16",
             "max_model_len": self.args.prompt_tokens * 2 + self.args.new_tokens * 5 + 512,
         }  # fmt: skip
@@ -169,9 +180,17 @@ def texts(args: argparse.Namespace) -> list[str]:
 
 
 def raw(
-    bench: Bench, measures: Sequence[dict[str, Any]], *, environment: dict[str, str] | None = None, **llm: Any
+    bench: Bench,
+    measures: Sequence[dict[str, Any]],
+    *,
+    environment: dict[str, str] | None = None,
+    peers: int = 1,
+    **llm: Any,
 ) -> list[dict[str, Any]]:
-    """Run `LLM.generate` in a process of its own and return its lines."""
+    """Run `LLM.generate` in a process of its own, or in several that share the GPU and the prompts; return the lines.
+
+    The rate of several counts from when the first began to when the last ended.
+    """
     base: dict[str, Any] = {
         "max_num_seqs": bench.args.max_num_seqs, "logprobs_mode": "processed_logprobs", "generation_config": "vllm",
         "dtype": "float32" if bench.cpu else "bfloat16", "max_model_len": bench.config().max_model_len,
@@ -179,24 +198,51 @@ def raw(
     }  # fmt: skip
     if bench.cpu:
         base |= {"enforce_eager": True, "enable_chunked_prefill": False, "kv_cache_memory_bytes": 1 << 30}
-    given = {
-        "model": str(bench.model), "llm": {**base, **llm}, "prompts": str(make_prompts(bench)), "measures": measures,
-        "new": bench.args.new_tokens,
-    }  # fmt: skip
+    if peers > 1:
+        base |= {"gpu_memory_utilization": 0.9 / peers, "kv_cache_memory_bytes": int((70 / peers - 8) * (1 << 30))}
+    prompts = json.loads(make_prompts(bench).read_text())
     extra = {"VLLM_NO_USAGE_STATS": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     if bench.cpu:
+        base |= {"kv_cache_memory_bytes": 1 << 30}
         extra |= {"OMP_WAIT_POLICY": "PASSIVE", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     script = bench.place / "raw.py"
     script.write_text(RAW)
-    done = subprocess.run(
-        [bench.args.python or sys.executable, str(script), json.dumps(given)], capture_output=True, text=True,
-        env={**os.environ, **extra, **(environment or {})}, timeout=bench.args.limit, check=False,
-    )  # fmt: skip
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or len(lines) < 2:
-        tail = [line for line in done.stderr.splitlines() if "Error" in line][-2:] or done.stderr.splitlines()[-3:]
-        raise RuntimeError(f"raw ended with {done.returncode}: {' | '.join(tail)[:600]}")
-    return lines
+    meet = bench.place / f"meet-{time.monotonic_ns()}"
+    running = []
+    for peer in range(peers):
+        share = bench.place / f"prompts-{peer}.json"
+        share.write_text(json.dumps(prompts[peer::peers]))
+        given = {
+            "model": str(bench.model), "llm": {**base, **llm}, "prompts": str(share), "measures": measures,
+            "new": bench.args.new_tokens, "peers": peers, "peer": peer, "meet": str(meet),
+        }  # fmt: skip
+        running.append(subprocess.Popen(
+            [bench.args.python or sys.executable, str(script), json.dumps(given)], text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, env={**os.environ, **extra, **(environment or {})},
+        ))  # fmt: skip
+    found = []
+    try:
+        with ThreadPoolExecutor(peers) as pool:  # their pipes must be read side by side
+            spoken = list(pool.map(lambda process: process.communicate(timeout=bench.args.limit), running))
+    finally:
+        for process in running:
+            process.kill()
+    for process, (out, errors) in zip(running, spoken, strict=True):
+        lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+        if process.returncode or len(lines) < 1 + len(measures):
+            tail = [line for line in errors.splitlines() if "Error" in line][-2:] or errors.splitlines()[-3:]
+            raise RuntimeError(f"raw ended with {process.returncode}: {' | '.join(tail)[:600]}")
+        found.append(lines)
+    joined = []
+    for lines in zip(*found, strict=True):
+        line = dict(lines[0])
+        if "tokens" in line:
+            seconds = max(one["ended"] for one in lines) - min(one["began"] for one in lines)
+            tokens = sum(one["tokens"] for one in lines)
+            line |= {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}
+            del line["began"], line["ended"]
+        joined.append(line)
+    return joined
 
 
 def step_raw(bench: Bench) -> None:
@@ -210,21 +256,25 @@ def step_raw(bench: Bench) -> None:
 
 def step_ceiling(bench: Bench) -> None:
     """Raw, setting after setting; each line is one gain or loss."""
-    with_logprobs = [{"logprobs": 0}, {"logprobs": None}]
+    with_logprobs = [{"logprobs": 0, "flat": True}, {"logprobs": None}]
     tries: list[tuple[str, dict[str, Any], dict[str, str]]] = [
-        ("seqs 128", {"max_num_seqs": 128}, {}),
-        ("seqs 256", {"max_num_seqs": 256}, {}),
+        ("1 process, 256 sequences", {"max_num_seqs": 256}, {}),
+        ("1 process, 1024 sequences", {"max_num_seqs": 1024}, {}),
+        ("1 process, 128 sequences", {"max_num_seqs": 128}, {}),
+        ("2 processes, 256 sequences each", {"max_num_seqs": 256, "peers": 2}, {}),
+        ("3 processes, 256 sequences each", {"max_num_seqs": 256, "peers": 3}, {}),
+        ("4 processes, 256 sequences each", {"max_num_seqs": 256, "peers": 4}, {}),
+        ("4 processes, 128 sequences each", {"max_num_seqs": 128, "peers": 4}, {}),
         (
-            "seqs 512, graphs to 512",
+            "1 process, 512 sequences, graphs to 512",
             {"max_num_seqs": 512, "compilation_config": {"max_cudagraph_capture_size": 512}},
             {},
         ),
-        ("seqs 256, model runner 2", {"max_num_seqs": 256}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}),
-        ("seqs 256, no async scheduling", {"max_num_seqs": 256, "async_scheduling": False}, {}),
-        ("seqs 256, one process", {"max_num_seqs": 256}, {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}),
+        ("1 process, 256 sequences, model runner 1", {"max_num_seqs": 256}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}),
+        ("1 process, 256 sequences, in one process", {"max_num_seqs": 256}, {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}),
     ]
     if bench.args.shape == "tiny":
-        tries = [("seqs 16", {"max_num_seqs": 16}, {}), ("seqs 64", {"max_num_seqs": 64}, {})]
+        tries = [("seqs 16", {"max_num_seqs": 16}, {}), ("seqs 64, 2 processes", {"max_num_seqs": 64, "peers": 2}, {})]
     wanted = bench.args.only.split(",") if bench.args.only else None
     for index, (name, llm, environment) in enumerate(tries):
         if wanted is None or str(index) in wanted:
@@ -237,7 +287,7 @@ def step_profile(bench: Bench) -> None:
     """Where the host's time goes, in one process, with log-probs and without."""
     count = min(bench.args.prompts, bench.args.max_num_seqs)
     measures = [
-        {"logprobs": 0, "profile": True, "count": count},
+        {"logprobs": 0, "flat": True, "profile": True, "count": count},
         {"logprobs": None, "profile": True, "count": count},
     ]
     for line in raw(bench, measures, environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}):
@@ -345,7 +395,10 @@ def step_rollout(bench: Bench) -> None:
                 found = generated(
                     bench, Words(None, texts(bench.args)), engine, "rollout", new=bench.args.new_tokens, turns=1
                 )
-                say("rollout", repeat=again, max_num_seqs=bench.args.max_num_seqs, **way, **found)
+                say(
+                    "rollout", repeat=again, max_num_seqs=bench.args.max_num_seqs, endpoint=bench.args.endpoint,
+                    servers_per_gpu=bench.args.servers_per_gpu, **way, **found,
+                )  # fmt: skip
 
         with_engine(bench, work, **way)
 
@@ -436,7 +489,7 @@ def step_sync(bench: Bench) -> None:
                 for parameter in wrapped.parameters():
                     if parameter.requires_grad:
                         parameter.mul_(1.01)
-            deliver(engine, "lora 32", wrapped.save_pretrained, policy_digest(bench.model))
+            deliver(engine, "lora 32", lambda place: wrapped.save_pretrained(str(place)), policy_digest(bench.model))
 
     guarded("sync", lambda: with_engine(bench, adapters, seeded=False, lora_rank=32), kind="lora")
 
@@ -460,11 +513,9 @@ def step_startup(bench: Bench) -> None:
 
 
 def step_two(bench: Bench) -> None:
-    """Two servers against one; with `--gpus 0,0` both on one GPU."""
+    """Two GPUs against one."""
     found: dict[str, float] = {}
-    second = bench.args.gpus or "0,1"
-    share = 0.45 if second == "0,0" else 0.9
-    for gpus in ("0", second):
+    for gpus in ("0", "0,1"):
 
         def work(engine: Any, gpus: str = gpus) -> None:
             for again in range(2):
@@ -474,9 +525,7 @@ def step_two(bench: Bench) -> None:
                 found[gpus] = line["tokens_per_second"]
                 say("two", gpus=gpus, repeat=again, against_one=found[gpus] / found["0"], **line)
 
-        with_engine(
-            bench, work, gpus="cpu" if bench.cpu else gpus, seeded=False, gpu_memory=share if gpus != "0" else 0.9
-        )
+        with_engine(bench, work, gpus="cpu" if bench.cpu else gpus, seeded=False)
         if bench.cpu:
             return
 
@@ -503,7 +552,7 @@ async def answer(request):
         return web.json_response({"data": [{"id": "p", "parent": None, "max_model_len": 8192}]})
     if request.path == "/collective_rpc":
         return web.json_response({"results": [{"digest": DIGEST, "loads": 0, "dtype": "float32"}]})
-    if request.path == "/inference/v1/generate":
+    if request.path == "/skyrl/generate":
         return web.Response(status=404)
     if "prompt_logprobs" in body:
         listed = [None] + [{str(token): {"logprob": -1.0}} for token in body["prompt"][1:]]
@@ -579,10 +628,10 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--new-tokens", type=int, default=512)
     parser.add_argument("--max-num-seqs", type=int, default=256)
-    parser.add_argument("--endpoint", default="auto", help="auto, completions or generate")
+    parser.add_argument("--endpoint", default="auto", help="auto, completions or tokens")
     parser.add_argument("--both-seeds", action="store_true", help="rollout also with a seed for each request")
     parser.add_argument("--only", default="", help="numbers of the settings of `ceiling`, such as 0,3")
-    parser.add_argument("--gpus", default="", help="of the second part of `two`: 0,1, or 0,0 for two on one")
+    parser.add_argument("--servers-per-gpu", type=int, default=1)
     parser.add_argument("--python", default=os.environ.get("NANOSKYRL_VLLM_PYTHON"))
     parser.add_argument("--place", default="", help="where models and shards go; default: in memory if it can be")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for one raw process")

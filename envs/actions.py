@@ -63,6 +63,30 @@ def final_answer(text: str) -> str | None:
     return answers[-1].strip() if answers else None
 
 
+_FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
+_STATED = re.compile(
+    r"(?:answer|choice|option)(?:\s+is)?\s*[:=]?\s*\**\s*[(\[]?([A-Z])(?=[)\].,;:*\s]|$)(?!\s+[a-z])", re.IGNORECASE
+)
+_ALONE = re.compile(r"^\W*([A-Z])\W*$")
+
+
+def last_fence(text: str) -> str | None:
+    """Return what stands in the last closed code fence, or None."""
+    found = _FENCE.findall(text)
+    return found[-1] if found else None
+
+
+def letter_of(text: str) -> str | None:
+    """Return the letter that a text states as its answer, or None.
+
+    It is the whole text, or follows "answer", "choice" or "option". Elsewhere A and I are words.
+    """
+    if alone := _ALONE.match(text.strip()):
+        return alone[1]
+    stated = [found[1] for found in _STATED.finditer(text) if found[1].isupper()]
+    return stated[-1] if stated else None
+
+
 def _pieces(text: str) -> Iterator[str | ParsedCall]:
     """Yield the text from left to right as plain words and calls, without reasoning and code fences.
 
@@ -101,6 +125,17 @@ def _call_at(text: str, start: int) -> tuple[ParsedCall, int]:
     if not text.startswith(TOOL_CALL_END, close):
         return _malformed(f"the call does not end with {TOOL_CALL_END}"), _after_broken_call(text, end)
     return _as_call(value), close + len(TOOL_CALL_END)
+
+
+def json_object(text: str) -> tuple[dict[str, Any] | None, str]:
+    """Return the JSON object that a text is, or None and what is wrong, by the rules for arguments of calls."""
+    try:
+        value = _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        return None, f"it is not valid JSON: {_what(error)}"
+    if _deeper_than(value, MAX_DEPTH):
+        return None, "it is nested too deeply"
+    return (value, "") if isinstance(value, dict) else (None, "it must be a JSON object")
 
 
 def _malformed(detail: str) -> ParsedCall:

@@ -48,11 +48,15 @@ class Step:
     """What the environment answers to one action."""
 
     messages: Sequence[Message] = ()
-    """Observations, role `tool` or `user`; empty when the episode is done."""
+    """Observations, role `tool` or `user`; the policy does not see those of a step that ends the episode."""
     reward: float | None = None
     """The environment's own word about this action; None where it says nothing."""
     done: bool
+    truncated: bool = False
+    """With `done`: a limit of the environment's ended the episode, not what was done in it."""
     tool_calls: Sequence[ToolCall] = ()
+    summary: str | None = None
+    """What the attempt knows by now, for policies that see no history; None: as it was."""
     metadata: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -70,6 +74,10 @@ class Score:
     success: bool | None = None
     parts: dict[str, float | None] = field(default_factory=dict)
     """Components of the reward by name."""
+
+
+class VerifierTimeout(TimeoutError):
+    """Nobody came to a verdict in time: the row says `verifier_timeout`, and has no reward."""
 
 
 def check_task(task: Any) -> None:
@@ -96,6 +104,8 @@ def check_step(step: Any) -> None:
         raise TypeError(f"step() returned {type(step).__name__}, not a Step")
     check_messages(step.messages)
     check_metadata(step.metadata)
+    if step.summary is not None and not isinstance(step.summary, str):
+        raise TypeError(f"step() gave the summary {step.summary!r}, which is no text")
     if step.reward is not None and not isinstance(step.reward, int | float):
         raise TypeError(f"step() gave the reward {step.reward!r}, which is no number")
 
@@ -126,8 +136,12 @@ class Episode(Protocol):
         """Answer one action; never raises for what the action says."""
         ...
 
-    def close(self) -> None:
-        """Let go of whatever the episode holds."""
+    def close(self) -> dict[str, Any] | None:
+        """Let go of whatever the episode holds; what is returned goes into the metadata, as a step's does.
+
+        Called once, however the episode ended: what only the end can tell, of an episode that a limit
+        of the turn loop cut off too, is told here.
+        """
         ...
 
 

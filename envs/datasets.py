@@ -1,9 +1,13 @@
-"""Tasks from a JSONL or Parquet file of prompts and ground truths.
+"""Tasks from a JSONL or Parquet file, or a data set of the hub, of prompts and ground truths.
 
 Columns, by the first name that is there: the prompt under `prompt`, `question` or
 `problem` (text, or a list of messages); the ground truth under `ground_truth`, `final`,
-`answer` or `solution` (GSM8K's text after `####` if it has one), or inside
-`reward_spec` (SkyRL) or `reward_model` (verl). `id` or `task_id` names the task.
+`answer` or `solution` (GSM8K's text after `####` if it has one, MATH's last box), or inside
+`reward_spec` (SkyRL) or `reward_model` (verl). `id` or `task_id` names the task;
+`env_class` (SkyRL) or `data_source` (verl) is kept as its kind.
+
+`hub:OWNER/NAME`, with `:CONFIG` and `@REVISION` where wanted, names a data set of the hub; the
+split train or test is that of the same name. Without a revision, a later run may see other rows.
 """
 
 import json
@@ -13,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoskyrl.envs.base import Message, Task
+from nanoskyrl.envs.grade_math import last_box
 from nanoskyrl.stages.digests import digest_json
 from nanoskyrl.stages.errors import InputError
 from nanoskyrl.stages.storage import as_path
@@ -21,6 +26,8 @@ ID_KEYS = ("id", "task_id")
 PROMPT_KEYS = ("prompt", "question", "problem")
 TRUTH_KEYS = ("ground_truth", "final", "answer", "solution")
 NESTED_TRUTH_KEYS = ("reward_spec", "reward_model")
+KIND_KEYS = ("data_source", "env_class")
+HUB = "hub:"
 
 
 def read_tasks(data: str, split: str) -> list[Task]:
@@ -29,18 +36,10 @@ def read_tasks(data: str, split: str) -> list[Task]:
     Raises:
         InputError: the file is missing, unreadable, empty, or a row lacks prompt or ground truth.
     """
-    path = as_path(data)
-    try:
-        there = path.is_file()
-    except Exception as error:  # remote file systems raise whatever their client does
-        raise InputError(
-            f"data set `{data}` cannot be reached: {error}", hint="Check the address and the network"
-        ) from error
-    if not there:
-        raise InputError(f"no data set at `{data}`", hint="Name a .jsonl or .parquet file of prompts and ground truths")
-    rows = list(_parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path))
-    if not rows:
-        raise InputError(f"data set `{data}` is empty", hint="Give at least one row with a prompt and a ground truth")
+    if data.startswith(HUB):
+        rows = list(_hub_rows(data.removeprefix(HUB), split))
+    else:
+        rows = read_rows(data)
     tasks = [_task(row, place, split) for place, row in rows]
     seen: dict[str, str] = {}
     for index, ((place, row), task) in enumerate(zip(rows, tasks, strict=True)):
@@ -50,6 +49,34 @@ def read_tasks(data: str, split: str) -> list[Task]:
             tasks[index] = replace(task, task_id=f"{task.task_id}-{index}")
         seen[tasks[index].task_id] = place
     return tasks
+
+
+def read_rows(
+    name: str, what: str = "data set", holds: str = "prompts and ground truths"
+) -> list[tuple[str, dict[str, Any]]]:
+    """Return the rows of a JSONL or Parquet file as they are, each with the place that an error names.
+
+    Args:
+        name: Where it is; a local path or an address.
+        what: What it is, for messages.
+        holds: What it should hold, for messages.
+
+    Raises:
+        InputError: the file is missing, unreadable or empty.
+    """
+    path = as_path(name)
+    try:
+        there = path.is_file()
+    except Exception as error:  # remote file systems raise whatever their client does
+        raise InputError(
+            f"{what} `{name}` cannot be reached: {error}", hint="Check the address and the network"
+        ) from error
+    if not there:
+        raise InputError(f"no {what} at `{name}`", hint=f"Name a .jsonl or .parquet file of {holds}")
+    rows = list(_parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path))
+    if not rows:
+        raise InputError(f"{what} `{name}` is empty", hint=f"Give at least one row of {holds}")
+    return rows
 
 
 def _id_of(row: dict[str, Any]) -> Any:
@@ -89,6 +116,23 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"row {number} of `{path}`", row
 
 
+def _hub_rows(name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    import datasets
+
+    address, _, revision = name.partition("@")
+    name, _, config = address.partition(":")
+    try:
+        table = datasets.load_dataset(name, config or None, split=split, revision=revision or None)
+    except Exception as error:  # the library, its clients and the network raise what they like
+        reason = str(error).strip().partition("\n")[0]
+        raise InputError(
+            f"data set `{name}` cannot be had from the hub: {type(error).__name__}: {reason}",
+            hint="Check its name, config and split and the network; some need `hf auth login`",
+        ) from error
+    for number, row in enumerate(table):
+        yield f"row {number} of `{name}`", dict(row)
+
+
 def _task(row: dict[str, Any], place: str, split: str) -> Task:
     prompt = next((row[key] for key in PROMPT_KEYS if row.get(key)), None)
     if prompt is None:
@@ -104,17 +148,35 @@ def _task(row: dict[str, Any], place: str, split: str) -> Task:
     task_id = _id_of(row)
     if task_id is None:
         task_id = digest_json([text, truth])[:16]
-    return Task(task_id=str(task_id), split=split, prompt=text, ground_truth=truth, messages=messages)
+    # A prompt of plain text gets our instruction, to answer in tags; messages bring one of their own.
+    metadata = {"grader": "stated_answer" if messages else "final_answer"}
+    kind = next((row[key] for key in KIND_KEYS if isinstance(row.get(key), str)), None)
+    metadata |= {"kind": kind} if kind else {}
+    return Task(
+        task_id=str(task_id), split=split, prompt=text, ground_truth=truth, messages=messages, metadata=metadata
+    )
 
 
 def _truth(row: dict[str, Any]) -> str | None:
     value = next((row[key] for key in TRUTH_KEYS if row.get(key) is not None), None)
     if value is None:
-        nested = (row[key].get("ground_truth") for key in NESTED_TRUTH_KEYS if isinstance(row.get(key), dict))
+        nested = (_as_dict(row.get(key)).get("ground_truth") for key in NESTED_TRUTH_KEYS)
         value = next((truth for truth in nested if truth is not None), None)
     if value is None:
         return None
+    if "####" not in str(value) and (boxed := last_box(str(value))) is not None:
+        return boxed
     return str(value).rsplit("####", 1)[-1].strip()
+
+
+def _as_dict(value: Any) -> dict[str, Any]:
+    """Return a nested column; some files hold it as JSON text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _messages(prompt: Any, place: str) -> tuple[dict[str, Any], ...]:

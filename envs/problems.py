@@ -144,10 +144,92 @@ def parity(rng: random.Random, level: int) -> Problem:
     return Problem(f"A lamp is off. Its switch is pressed {told}. Is the lamp on or off?", state, "parity")
 
 
+def division(rng: random.Random, level: int) -> Problem:
+    """A quotient without remainder, or the remainder alone, of a number of up to level + 2 digits."""
+    divisor, quotient = rng.randrange(2, 10 * level + 3), rng.randrange(2, 10 ** (level + 1))
+    if rng.random() < 0.5:
+        return Problem(f"What is {divisor * quotient} / {divisor}?", str(quotient), "division")
+    rest = rng.randrange(divisor)
+    text = f"What is the remainder when {divisor * quotient + rest} is divided by {divisor}?"
+    return Problem(text, str(rest), "division")
+
+
+def percentage(rng: random.Random, level: int) -> Problem:
+    """A price after level rises or cuts, chosen so that it stays a whole number."""
+    price = rng.randrange(1, 20) * 20**level
+    words, value = [], price
+    for _ in range(level):
+        share = rng.randrange(1, 10) * 5
+        up = rng.random() < 0.5
+        words.append(f"{'rises' if up else 'falls'} by {share}%")
+        value += (1 if up else -1) * value * share // 100
+    text = f"A price of {price} {', then '.join(words)}. What is it now?"
+    return Problem(text, str(value), "percentage")
+
+
+def ages(rng: random.Random, level: int) -> Problem:
+    """How old somebody is, through level + 1 people told in relation to each other."""
+    people = rng.sample(NAMES, level + 2)
+    age = rng.randrange(5, 20)
+    facts = [f"{people[0]} is {age} years old."]
+    for before, name in pairwise(people):
+        kind, years = rng.choice(("older", "younger", "twice")), rng.randrange(2, 6)
+        if kind == "younger" and age > years:
+            age -= years
+            facts.append(f"{name} is {years} years younger than {before}.")
+        elif kind == "twice" and age < 50:
+            age *= 2
+            facts.append(f"{name} is twice as old as {before}.")
+        else:
+            age += years
+            facts.append(f"{name} is {years} years older than {before}.")
+    rng.shuffle(facts)
+    return Problem(f"{' '.join(facts)} How old is {people[-1]}?", str(age), "ages")
+
+
+def sequence(rng: random.Random, level: int) -> Problem:
+    """The next number of a sequence whose steps grow; from level 3 on the growth grows, too."""
+    value, step, growth = rng.randrange(1, 20), rng.randrange(1, 6 + level), rng.randrange(level + 1)
+    numbers = [value]
+    for _ in range(5):
+        value += step
+        numbers.append(value)
+        step += growth
+        growth += level >= 3
+    told = ", ".join(map(str, numbers[:-1]))
+    return Problem(f"Which number comes next: {told}?", str(numbers[-1]), "sequence")
+
+
+def liars(rng: random.Random, level: int) -> Problem:
+    """Whether the last of level + 1 people tells the truth; each speaks of the next, the first is known."""
+    people = rng.sample(NAMES, level + 1)
+    honest = rng.random() < 0.5
+    facts = [f"{people[0]} always {'tells the truth' if honest else 'lies'}."]
+    for name, other in pairwise(people):
+        says_honest = rng.random() < 0.5
+        facts.append(f"{name} says that {other} always {'tells the truth' if says_honest else 'lies'}.")
+        honest = honest == says_honest
+    question = f"Each of them either always tells the truth or always lies. Does {people[-1]} tell the truth?"
+    return Problem(f"{' '.join(facts)} {question} Answer yes or no.", "yes" if honest else "no", "liars")
+
+
+def counting(rng: random.Random, level: int) -> Problem:
+    """How many of several people are in both, or in one, of two clubs."""
+    everyone = rng.sample(NAMES, min(len(NAMES), 4 + level))
+    chess = [name for name in everyone if rng.random() < 0.6]
+    choir = [name for name in everyone if rng.random() < 0.6]
+    word, answer = rng.choice((
+        ("both clubs", len({*chess} & {*choir})), ("at least one club", len({*chess} | {*choir})),
+        ("exactly one club", len({*chess} ^ {*choir})),
+    ))  # fmt: skip
+    told = f"In the chess club: {', '.join(chess) or 'nobody'}. In the choir: {', '.join(choir) or 'nobody'}."
+    return Problem(f"{told} How many people are in {word}?", str(answer), "counting")
+
+
 FAMILIES: dict[str, tuple[Generator, ...]] = {
-    "arithmetic": (addition, subtraction, multiplication, expression),
-    "multi_step": (shopping, travel, sharing),
-    "logic": (ordering, truth, parity),
+    "arithmetic": (addition, subtraction, multiplication, expression, division, percentage),
+    "multi_step": (shopping, travel, sharing, ages, sequence),
+    "logic": (ordering, truth, parity, liars, counting),
 }
 GENERATORS: dict[str, Generator] = {g.__name__: g for group in FAMILIES.values() for g in group}
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from nanoskyrl.envs import reasoning
 from nanoskyrl.envs.actions import final_answer
-from nanoskyrl.envs.answers import same_answer
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import read_tasks
+from nanoskyrl.envs.graders import answer_verdict
 from nanoskyrl.envs.problems import MAX_LEVEL, generate
 from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.trajectory import Trajectory
@@ -24,7 +25,7 @@ class TextMathConfig:
     """Which questions are asked, and what a tidy answer is worth."""
 
     family: str = "addition"
-    """A family (arithmetic, multi_step, logic) or one generator of it (addition, ordering, ...)."""
+    """arithmetic, multi_step, logic, a generator of theirs (addition, ordering, ...), or `reasoning_gym:TASK`."""
     level: int = 1
     """1 to 5; higher is harder."""
     n_train: int = 8192
@@ -82,6 +83,8 @@ class TextMath:
         if self.config.data is not None:
             return read_tasks(self.config.data, split)
         count = self.config.n_test if split == "test" else self.config.n_train
+        if self.config.family.startswith(reasoning.PREFIX):
+            return reasoning.tasks(self.config.family.removeprefix(reasoning.PREFIX), split, count)
         return generated_tasks(self.config.family, self.config.level, split, count)
 
     def start(self) -> "TextMathEpisode":
@@ -90,14 +93,19 @@ class TextMath:
 
     def score(self, trajectory: Trajectory) -> Score:
         """Reward the right answer, and an answer in tags; success is the right answer."""
-        answer = final_answer(trajectory.turns[-1].action) if trajectory.turns else None
-        right = same_answer(answer, str(trajectory.metadata["ground_truth"]))
-        tidy = answer is not None and trajectory.status == "completed"
+        if which := trajectory.metadata.get("reasoning_gym"):
+            answer = final_answer(trajectory.turns[-1].action) if trajectory.turns else None
+            mark, right = reasoning.verdict(which, answer)
+            answered = answer is not None
+        else:
+            answered, right = answer_verdict(trajectory)
+            mark = float(right)
+        tidy = answered and trajectory.status == "completed"
         weight = self.config.format_weight
         return Score(
             reward=(1 - weight) * right + weight * tidy,
             success=right,
-            parts={"answer": float(right), "format": float(tidy)},
+            parts={"answer": mark, "format": float(tidy)},
         )
 
     def expert(self, task: Task) -> list[str]:

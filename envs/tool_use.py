@@ -4,37 +4,45 @@ The policy writes `<tool_call>{"tool": ..., "args": {...}}</tool_call>`, sees wh
 tool says as a `tool` message, and ends with its answer in `<answer>` tags.
 """
 
-import random
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from typing import Any
 
-from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END, final_answer, tool_calls
-from nanoskyrl.envs.answers import same_answer
+from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END, tool_calls
 from nanoskyrl.envs.base import Message, Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import read_tasks
-from nanoskyrl.envs.problems import MAX_LEVEL, is_test
+from nanoskyrl.envs.graders import answer_verdict
+from nanoskyrl.envs.problems import MAX_LEVEL
+from nanoskyrl.envs.python_exec import make_python_exec
+from nanoskyrl.envs.sandbox import choose
+from nanoskyrl.envs.search import Corpus, passages, read_corpus, shipped
 from nanoskyrl.envs.text_math import INSTRUCTION, check_counts
-from nanoskyrl.envs.tools import carry_out, offer, passages
-from nanoskyrl.stages.digests import derive_seed
+from nanoskyrl.envs.tool_tasks import KINDS, NEEDS, ToolTask, generated, written
+from nanoskyrl.envs.tools import Tool, carry_out, offer
+from nanoskyrl.envs.world import pages
 from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.trajectory import ToolCall, Trajectory
 
-KINDS = ("calculator", "search")
+NOTES, NOTE_LENGTH = 16, 300
+"""Calls that the summary for policies without history tells of, and characters of each result."""
+USUAL = ("calculator", "search")
 MAX_CALLS = 16
 """Carried out of one action; a policy that repeats the tag must not fill its own context."""
+WORLD_KINDS = ("multi_hop", "mixed")
+"""Kinds that ask about the invented world, whose pages join the encyclopedia."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUseConfig:
     """Which tools are offered, and which tasks are posed."""
 
-    tools: tuple[str, ...] = ("calculator", "search")
-    """Offered to the policy."""
+    tools: tuple[str, ...] = ()
+    """calculator, search, wiki, python_exec, `module:function`; if empty, the first two and what the kinds need."""
     kinds: tuple[str, ...] = ("calculator",)
-    """Tasks posed: calculator (products past mental range), search (a fact from the corpus)."""
+    """Tasks posed, taking turns: calculator (products), search (a fact), arithmetic, multi_hop, data, mixed."""
     level: int = 1
-    """1 to 5: digits of the numbers; search tasks have one level."""
+    """1 to 5; higher is harder. search tasks have one level."""
     n_train: int = 8192
     """Generated training tasks, at most."""
     n_test: int = 1024
@@ -43,6 +51,12 @@ class ToolUseConfig:
     """Part of the reward given for calls that are all valid, with at least one; the rest is for the right answer."""
     data: str | None = None
     """A .jsonl or .parquet file of prompts and ground truths, in place of generated tasks."""
+    corpus: str | None = None
+    """A .jsonl or .parquet file of title and text, in place of the encyclopedia that ships."""
+    sandbox: str = "auto"
+    """Where python_exec runs: monty, sandlock, bwrap, or auto, the first that works here."""
+    python_session: bool = False
+    """Whether a program of python_exec goes on from the names of the one before; only monty can."""
 
     def __post_init__(self) -> None:
         """Refuse kinds of tasks and levels that do not exist."""
@@ -60,40 +74,22 @@ class ToolUseConfig:
             raise SettingsError(
                 f"`tool_use.call_weight` must be 0 to 1, not {self.call_weight}", hint="Give a share of the reward"
             )
+        looked_up = [kind for kind in self.kinds if kind in ("search", *WORLD_KINDS)]
+        if self.corpus is not None and self.data is None and looked_up:
+            raise SettingsError(
+                f"`tool_use.corpus` replaces the pages that tasks of kind `{looked_up[0]}` ask about",
+                hint="Give tasks of your own with `--data`, or choose other kinds",
+            )
+        if self.python_session and self.sandbox not in ("auto", "monty"):
+            raise SettingsError(
+                f"`tool_use.python_session` needs the sandbox monty, not {self.sandbox}", hint="Leave one of them out"
+            )
 
-
-@cache  # a loop asks again at every step
-def products(level: int, split: str, count: int) -> tuple[Task, ...]:
-    """Return up to `count` products of two numbers of level + 1 digits."""
-    rng = random.Random(derive_seed("tool_use", level, split))
-    low, high = 10**level, 10 ** (level + 1)
-    answers: dict[str, str] = {}
-    for _ in range(20 * count):  # level 1 has 8,100 questions in all
-        a, b = rng.randrange(low, high), rng.randrange(low, high)
-        question = f"What is {a} * {b}?"
-        if is_test(question) == (split == "test"):
-            answers[question] = str(a * b)
-        if len(answers) == count:
-            break
-    return _as_tasks(f"calculator-{level}", "calculator", split, answers)
-
-
-@cache
-def facts(split: str, count: int) -> tuple[Task, ...]:
-    """Return up to `count` questions that a passage of the corpus answers."""
-    answers = {
-        p["question"]: p["answer"]
-        for p in passages()
-        if "question" in p and is_test(p["question"]) == (split == "test")
-    }
-    return _as_tasks("search", "search", split, answers)[:count]
-
-
-def _as_tasks(prefix: str, kind: str, split: str, answers: dict[str, str]) -> tuple[Task, ...]:
-    return tuple(
-        Task(task_id=f"{prefix}-{i:06d}", split=split, prompt=question, ground_truth=answer, metadata={"kind": kind})
-        for i, (question, answer) in enumerate(answers.items())
-    )
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """The names of the tools on offer."""
+        needed = () if self.data is not None else (tool for kind in self.kinds for tool in NEEDS[kind])
+        return self.tools or tuple(dict.fromkeys((*USUAL, *needed)))
 
 
 class ToolUse:
@@ -102,9 +98,20 @@ class ToolUse:
     Config = ToolUseConfig
 
     def __init__(self, config: ToolUseConfig) -> None:
-        """Look the tools up, so that a misspelt one fails at once."""
+        """Look the tools up, so that a misspelt one, or one that cannot run here, fails at once.
+
+        Raises:
+            SettingsError: a tool does not exist or has no JSON schema.
+            SandboxError: python_exec is offered, and no sandbox works here.
+        """
         self.config = config
-        self.tools = offer(config.tools)
+        self._corpus = _corpus(config)
+        own: dict[str, Callable[..., Any]] = {"search": self._corpus.search, "wiki": self._corpus.wiki}
+        self.sandbox = choose(config.sandbox) if "python_exec" in config.offered else None
+        if self.sandbox is not None:
+            own["python_exec"] = make_python_exec(self.sandbox)
+        self.tools = offer(config.offered, own)
+        self._plans: dict[str, ToolTask] = {}
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the tasks of `train` or `test`; kinds take turns while they last."""
@@ -112,18 +119,35 @@ class ToolUse:
             return read_tasks(self.config.data, split)
         count = self.config.n_test if split == "test" else self.config.n_train
         share = -(-count // len(self.config.kinds))
-        makers = {"calculator": partial(products, self.config.level), "search": facts}
-        by_kind = [makers[kind](split, share) for kind in self.config.kinds]
+        by_kind = [self._tasks_of(kind, split, share) for kind in self.config.kinds]
         return [tasks[i] for i in range(share) for tasks in by_kind if i < len(tasks)][:count]
+
+    def _tasks_of(self, kind: str, split: str, count: int) -> list[Task]:
+        plans = generated(kind, self.config.level, split, count)
+        self._plans |= plans if split == "train" else {f"{name}@test": plan for name, plan in plans.items()}
+        return [
+            Task(
+                task_id=name, split=split, prompt=plan.question, ground_truth=plan.answer,
+                metadata={"kind": kind, "files": plan.files} if plan.files else {"kind": kind},
+            )
+            for name, plan in plans.items()
+        ]  # fmt: skip
 
     def start(self) -> "ToolUseEpisode":
         """Return a fresh episode."""
         return ToolUseEpisode(self)
 
+    def tools_for(self, task: Task) -> Mapping[str, Tool]:
+        """Return the tools of one episode: python_exec has files, and perhaps names, of its own."""
+        files = {name: text.encode() for name, text in (task.metadata.get("files") or {}).items()}
+        if self.sandbox is None or not (files or self.config.python_session):
+            return self.tools
+        function = make_python_exec(self.sandbox, files, session=self.config.python_session)
+        return {**self.tools, "python_exec": Tool("python_exec", function)}
+
     def score(self, trajectory: Trajectory) -> Score:
         """Reward the right answer, and valid calls; an answer inside a tool's words does not count."""
-        answer = final_answer(trajectory.turns[-1].action) if trajectory.turns else None
-        right = same_answer(answer, str(trajectory.metadata["ground_truth"]))
+        _, right = answer_verdict(trajectory)
         calls = [call for turn in trajectory.turns for call in turn.tool_calls]
         valid = bool(calls) and all(call.ok for call in calls)
         weight = self.config.call_weight
@@ -134,15 +158,22 @@ class ToolUse:
         )
 
     def expert(self, task: Task) -> list[str]:
-        """Call the tool once, then answer."""
-        if task.metadata.get("kind") == "search":
-            call = f'{{"tool": "search", "args": {{"query": "{task.prompt}"}}}}'
-        elif task.metadata.get("kind") == "calculator":
-            expression = task.prompt.removeprefix("What is ").removesuffix("?").replace(" ", "")
-            call = f'{{"tool": "calculator", "args": {{"expression": "{expression}"}}}}'
-        else:
-            return [f"<answer>{task.ground_truth}</answer>"]
-        return [f"{TOOL_CALL}{call}{TOOL_CALL_END}", f"<answer>{task.ground_truth}</answer>"]
+        """Call what the task needs, then answer."""
+        name = task.task_id if task.split == "train" else f"{task.task_id}@test"
+        if self.config.data is None and name not in self._plans:
+            self.tasks(task.split)
+        plan = self._plans.get(name)
+        turns = plan.turns if plan else ()
+        actions = ["".join(f"{TOOL_CALL}{written(call)}{TOOL_CALL_END}" for call in calls) for calls in turns]
+        return [*actions, f"<answer>{task.ground_truth}</answer>"]
+
+
+def _corpus(config: ToolUseConfig) -> Corpus:
+    if config.corpus is not None:
+        return read_corpus(config.corpus)
+    if config.data is None and any(kind in WORLD_KINDS for kind in config.kinds):
+        return Corpus([*passages(), *pages()])
+    return shipped()
 
 
 class ToolUseEpisode:
@@ -150,12 +181,15 @@ class ToolUseEpisode:
 
     def __init__(self, environment: ToolUse) -> None:
         """Share the environment's tools."""
-        self.tools = environment.tools
+        self.environment = environment
+        self.tools: Mapping[str, Tool] = environment.tools
+        self._notes: list[str] = []
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Pose the question; the tools are shown by whoever renders the prompt."""
+        self.tools = self.environment.tools_for(task)
         messages = task.messages or ({"role": "user", "content": f"{task.prompt}\n{INSTRUCTION}"},)
-        schemas = [tool.schema for tool in self.tools.values()]
+        schemas = [tool.schema for tool in self.environment.tools.values()]
         return Observation(
             messages=messages, tools=schemas, metadata={"ground_truth": task.ground_truth, **task.metadata}
         )
@@ -172,7 +206,11 @@ class ToolUseEpisode:
         replies: list[Message] = [
             {"role": "tool", "content": call.result if call.ok else f"error: {call.result}"} for call in calls
         ]
-        return Step(messages=replies, done=False, tool_calls=calls)
+        self._notes += [
+            f"{call.tool} {json.dumps(call.args)} gave {(call.result or '')[:NOTE_LENGTH]}" for call in calls if call.ok
+        ]
+        summary = "\n".join(self._notes[-NOTES:]) if self._notes else None
+        return Step(messages=replies, done=False, tool_calls=calls, summary=summary)
 
     def close(self) -> None:
         """Nothing is held."""

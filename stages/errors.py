@@ -52,6 +52,12 @@ class EngineError(NanoskyrlError):
     exit_code = EXIT_FAILED
 
 
+class SandboxError(NanoskyrlError):
+    """No sandbox works here, or the one asked for does not: nothing was learnt about the program."""
+
+    exit_code = EXIT_FAILED
+
+
 class ProofError(NanoskyrlError):
     """Something that had to be shown equal, or different, was not."""
 

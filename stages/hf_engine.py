@@ -5,7 +5,7 @@ cumulative distribution. So a row's tokens depend on its seed and its prompt and
 the rows beside it, but for rounding in the last bits of the logits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class HfEngine(TokenEngine):
     """A transformers model that samples."""
 
     Config = HfConfig
+    takes_stop_strings = True
 
     def __init__(self, config: HfConfig) -> None:
         """Hold nothing until `load`."""
@@ -131,6 +132,7 @@ class HfEngine(TokenEngine):
         kv, logits, mask = self._prefill([list(request.prompt_ids) for request in requests])
         positions = mask.sum(-1)  # [B] position of the next token
         stop = torch.tensor(sorted(self.stop_ids))
+        stops = StopStrings(sampling.stop_strings, self.renderer.decode, len(requests))
 
         alive = torch.arange(len(requests))  # rows of the request list that the batch still holds
         running = torch.ones(len(requests), dtype=torch.bool)  # by row of the batch
@@ -140,7 +142,10 @@ class HfEngine(TokenEngine):
             columns_rows.append(alive[running])
             columns_ids.append(ids[running])
             columns_logprobs.append(logprobs[running])
-            running = running & ~torch.isin(ids, stop) & (step + 1 < limits[alive])
+            running = running & ~torch.isin(ids, stop)
+            if sampling.stop_strings:
+                running = running & ~stops.met(alive, ids, running)
+            running = running & (step + 1 < limits[alive])
             if not running.any():
                 break
             if running.float().mean() < COMPACT_BELOW:
@@ -159,7 +164,7 @@ class HfEngine(TokenEngine):
                 position_ids=positions[:, None].to(self.device), logits_to_keep=1,
             ).logits[:, -1]  # fmt: skip
             positions = positions + 1
-        return _by_row(len(requests), columns_rows, columns_ids, columns_logprobs, self.stop_ids, sampling)
+        return _by_row(len(requests), columns_rows, columns_ids, columns_logprobs, self.stop_ids, stops.rows, sampling)
 
     def _prefill(self, prompts: list[list[int]]) -> tuple[Any, torch.Tensor, torch.Tensor]:
         """Run each different prompt once; return cache, last logits [B, V] and left-padded mask [B, P] of all rows."""
@@ -185,6 +190,33 @@ class HfEngine(TokenEngine):
         rows = torch.tensor([place[tuple(prompt)] for prompt in prompts])
         select_rows(kv, rows.to(self.device))
         return kv, logits[rows.to(self.device)], mask[rows]
+
+
+class StopStrings:
+    """Which rows have written one of the stop strings."""
+
+    def __init__(self, texts: Sequence[str], decode: Callable[[list[int]], str], count: int) -> None:
+        """Look at the last tokens of each row only; a token may be less than a character, but is at least a byte."""
+        self._texts, self._decode = texts, decode
+        self._longest = max((len(text.encode()) for text in texts), default=0)
+        self._tails: list[list[int]] = [[] for _ in range(count)]
+        self.rows: set[int] = set()
+        """Rows that a stop string has ended."""
+
+    def met(self, rows: torch.Tensor, ids: torch.Tensor, running: torch.Tensor) -> torch.Tensor:
+        """Take one token of each row [B], and return for which of the running ones a stop string is complete [B]."""
+        found = torch.zeros(len(rows), dtype=torch.bool)
+        for place, (row, token, on) in enumerate(zip(rows.tolist(), ids.tolist(), running.tolist(), strict=True)):
+            if not on:
+                continue
+            tail = self._tails[row]
+            tail.append(token)
+            del tail[: -self._longest - 1]
+            text = self._decode(tail)
+            if any(stop in text for stop in self._texts):
+                found[place] = True
+                self.rows.add(row)
+        return found
 
 
 def _uniform(seed: int, count: int) -> np.ndarray:
@@ -243,6 +275,7 @@ def _by_row(
     ids: list[torch.Tensor],
     logprobs: list[torch.Tensor],
     stop: frozenset[int],
+    stopped: set[int],
     sampling: Sampling,
 ) -> list[Generation]:
     """Turn tokens listed step by step into one generation a row."""
@@ -252,13 +285,14 @@ def _by_row(
     split_ids = torch.cat(ids)[order].split(lengths)
     split_logprobs = torch.cat(logprobs)[order].split(lengths)
     done = []
-    for row_ids, row_logprobs in zip(split_ids, split_logprobs, strict=True):
+    for row, (row_ids, row_logprobs) in enumerate(zip(split_ids, split_logprobs, strict=True)):
         tokens = row_ids.tolist()
+        reason = "stop" if tokens and tokens[-1] in stop else "stop_string" if row in stopped else "length"
         done.append(
             Generation(
                 token_ids=tokens,
                 logprobs=None if sampling.logprobs_mode == "recomputed" else row_logprobs.numpy(),
-                finish_reason="stop" if tokens and tokens[-1] in stop else "length",
+                finish_reason=reason,
             )
         )
     return done

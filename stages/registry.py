@@ -17,6 +17,11 @@ from nanoskyrl.stages.errors import NanoskyrlError, SettingsError, did_you_mean
 ENVS = {
     "text_math": "nanoskyrl.envs.text_math:TextMath",
     "tool_use": "nanoskyrl.envs.tool_use:ToolUse",
+    "webshop_lite": "nanoskyrl.envs.webshop_lite:WebshopLite",
+    "alfworld_lite": "nanoskyrl.envs.alfworld_lite:AlfworldLite",
+    "openenv": "nanoskyrl.envs.openenv:OpenEnv",
+    "skyrl_gym": "nanoskyrl.envs.skyrl_gym:SkyrlGym",
+    "fleet": "nanoskyrl.envs.fleet:Fleet",
 }
 
 ENGINES = {

@@ -21,6 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nanoskyrl.envs.base import Environment, Task, check_task
+from nanoskyrl.envs.datasets import HUB
+from nanoskyrl.envs.memory import KINDS as MEMORIES
+from nanoskyrl.envs.memory import Memory
 from nanoskyrl.stages.concurrent_turns import play_concurrently, threads_for
 from nanoskyrl.stages.config import plugin_config, stage_config, to_plain
 from nanoskyrl.stages.digests import canonical_json, derive_seed, digest_file, digest_text
@@ -29,7 +32,7 @@ from nanoskyrl.stages.errors import InputError, SettingsError, check_words
 from nanoskyrl.stages.manifest import Head, Manifest, open_output
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
 from nanoskyrl.stages.policy import policy_digest
-from nanoskyrl.stages.registry import lookup, plugin_errors
+from nanoskyrl.stages.registry import lookup, plugin_digests, plugin_errors
 from nanoskyrl.stages.runs import version_of
 from nanoskyrl.stages.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.storage import as_path
@@ -39,9 +42,9 @@ from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
 if TYPE_CHECKING:
     from nanoskyrl.stages.score import Scorer
 
-NOT_IN_MANIFEST = ("device", "data", "actions")
+NOT_IN_MANIFEST = ("device", "data", "actions", "corpus")
 """Settings that say where to run or where a file lies; files appear by digest, as inputs."""
-FILES = ("data", "actions")
+FILES = ("data", "actions", "corpus")
 LEAST_TEMPERATURE, LEAST_TOP_P = 1e-3, 1e-6
 """Below these, float32 can no longer tell the logits apart."""
 TRAJECTORY_MODES = ("auto", "whole", "step")
@@ -85,6 +88,12 @@ class RolloutConfig:
     """Prompt and response together in tokens; None: the model's context."""
     trajectory_mode: str = "auto"
     """whole (a row an attempt), step (a row a turn), or auto: whole unless the chat template rewrites earlier turns."""
+    memory: str = "full"
+    """What later prompts show of earlier turns: full, last_turns, or summary, the environment's with the last turns."""
+    memory_turns: int = 4
+    """Turns that `last_turns` and `summary` show."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end a turn as soon as they are written, such as </tool_call>; on engine hf."""
     rows_per_part: int = 512
     """Trajectories in a part, rounded up to whole groups."""
     dynamic_sampling: bool | None = None
@@ -96,7 +105,7 @@ class RolloutConfig:
         """Refuse numbers that cannot be meant."""
         for name in (
             "train_batch_size", "n_samples_per_prompt", "max_turns", "max_generate_length", "rows_per_part",
-            "max_sample_batches",
+            "max_sample_batches", "memory_turns",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise SettingsError(
@@ -135,7 +144,21 @@ class RolloutConfig:
                 "`rollout.dynamic_sampling` looks for spread, and `rollout.n_samples_per_prompt` is 1",
                 hint="Give it at least 2, or set `rollout.dynamic_sampling = false`",
             )
-        check_words("rollout", self, split=SPLITS, logprobs_mode=LOGPROBS_MODES, trajectory_mode=TRAJECTORY_MODES)
+        check_words(
+            "rollout",
+            self,
+            split=SPLITS,
+            logprobs_mode=LOGPROBS_MODES,
+            trajectory_mode=TRAJECTORY_MODES,
+            memory=MEMORIES,
+        )
+        if self.memory != "full" and self.trajectory_mode == "whole":
+            raise SettingsError(
+                f"`rollout.memory` is {self.memory}, so a prompt does not begin with the one before",
+                hint="Leave `rollout.trajectory_mode` at auto, or set it to step",
+            )
+        if not all(self.stop_strings):
+            raise SettingsError("`rollout.stop_strings` holds an empty text", hint="Leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +181,16 @@ def prepare(policy: Path | None, config: RolloutConfig, settings: dict[str, dict
     engine_config = plugin_config(settings, "engine", config.engine)
     env_config = plugin_config(settings, "env", config.env)
     described = {
+        **plugin_digests(config.env, *getattr(env_config, "tools", ())),
         "rollout": to_plain(config),
         config.env: without_places(env_config),
         config.engine: without_places(engine_config),
     }
     if config.dynamic_sampling:
-        described["score"] = to_plain(stage_config(settings, "score"))  # decides how many rounds there are
+        from nanoskyrl.stages.score import described_rewards  # it imports this module
+
+        # Rewards decide how many rounds there are.
+        described |= described_rewards(stage_config(settings, "score"), stage_config(settings, "judge"))
     inputs = {**files_of(env_config), **files_of(engine_config)}
     head = Head(stage="rollout", settings=described, inputs=inputs, policy=policy_digest(policy) if policy else None)
     return Plan(config, environment, tasks, head)
@@ -205,7 +232,11 @@ def without_places(config: Any) -> dict[str, Any]:
 def files_of(config: Any) -> dict[str, str]:
     """Return the digest of every file that the settings name."""
     named = {key: value for key, value in to_plain(config).items() if key in FILES and value is not None}
-    return {key: digest_file(as_path(value)) for key, value in named.items()}
+    # What the hub holds under a name is told by its revision, which is part of the name.
+    return {
+        key: digest_text(value) if value.startswith(HUB) else digest_file(as_path(value))
+        for key, value in named.items()
+    }
 
 
 def choose_tasks(tasks: Sequence[Task], config: RolloutConfig, sampling_round: int = 0) -> list[Task]:
@@ -308,7 +339,8 @@ def _scorer(environment: Environment, settings: dict[str, dict[str, Any]]) -> "S
     """Return what `score` will judge by."""
     from nanoskyrl.stages.score import weighted
 
-    return weighted(stage_config(settings, "score").rewards, environment)
+    config = stage_config(settings, "score")
+    return weighted(config.rewards, environment, config.timeout_seconds, stage_config(settings, "judge"))
 
 
 def _groups_with_spread(part: Path, scorer: "Scorer") -> int:
@@ -347,8 +379,13 @@ def run_parts(
     """Yield each part's index and trajectories, group after group; an asynchronous engine may end a later one first."""
     config = plan.config
     sampling = Sampling(
-        temperature=config.temperature, top_p=config.top_p, top_k=config.top_k, logprobs_mode=config.logprobs_mode
-    )
+        temperature=config.temperature, top_p=config.top_p, top_k=config.top_k, logprobs_mode=config.logprobs_mode,
+        stop_strings=config.stop_strings,
+    )  # fmt: skip
+    if config.stop_strings and isinstance(engine, TokenEngine) and not engine.takes_stop_strings:
+        raise SettingsError(
+            f"engine `{config.engine}` takes no `rollout.stop_strings`", hint="Leave them out, or use `--engine hf`"
+        )
     context = engine.context_length if isinstance(engine, TokenEngine) else 1 << 30
     limits = Limits(
         max_turns=config.max_turns,
@@ -356,12 +393,14 @@ def run_parts(
         max_input_length=min(config.max_input_length or context, context),
         max_sequence_length=min(config.max_sequence_length or context, context),
     )
-    stepwise = config.trajectory_mode == "step" or (
-        config.trajectory_mode == "auto" and isinstance(engine, TokenEngine) and not engine.renderer.keeps_prefix
-    )
+    memory = Memory(kind=config.memory, turns=config.memory_turns)
+    rewritten = isinstance(engine, TokenEngine) and (config.memory != "full" or not engine.renderer.keeps_prefix)
+    stepwise = config.trajectory_mode == "step" or (config.trajectory_mode == "auto" and rewritten)
     begins = {
         index: [
-            partial(Attempt, task, identity, plan.environment, engine, sampling, limits, stepwise=stepwise)
+            partial(
+                Attempt, task, identity, plan.environment, engine, sampling, limits, stepwise=stepwise, memory=memory
+            )
             for task in tasks
             for identity in _identities(plan, task, policy, sampling_round)
         ]

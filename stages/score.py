@@ -11,7 +11,9 @@ never 0. Rows in are rows out; the rollout's columns go through untouched.
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nanoskyrl.envs.base import Environment, Score
+from nanoskyrl.envs.judge import PLACES, Judge, JudgeConfig
+from nanoskyrl.envs.workers import Workers
 from nanoskyrl.stages.advantage_config import sampling_of
-from nanoskyrl.stages.config import plugin_config, to_plain
+from nanoskyrl.stages.config import plugin_config, stage_config, to_plain
 from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.manifest import Head, Manifest, open_output, read_manifest
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
@@ -31,7 +35,9 @@ from nanoskyrl.stages.trajectory import Trajectory, check, from_table, schema_of
 
 Scorer = Callable[[Trajectory], Score]
 
-ENV_REWARD = "env"
+ENV_REWARD, JUDGE_REWARD = "env", "judge"
+POOL = Workers(1)
+"""Where users' reward functions run."""
 LARGEST_REWARD = 1e12
 """Past it, means and variances of a group no longer fit their types."""
 
@@ -41,12 +47,18 @@ class ScoreConfig:
     """Which rewards are given, and how they are weighed."""
 
     rewards: dict[str, float] = field(default_factory=lambda: {ENV_REWARD: 1.0})
-    """Weight of each reward: `env` for the environment's own, `module:function` for a user's."""
+    """Weight of each reward: `env`, the environment's own; `judge`, a model's; `module:function`, a user's."""
+    timeout_seconds: float = 60.0
+    """What a user's reward may take for one trajectory; then its process is killed, and the row has no reward."""
 
     def __post_init__(self) -> None:
         """Refuse a score made of nothing."""
         if not self.rewards:
             raise SettingsError("`score.rewards` is empty", hint="Write, for instance, rewards = { env = 1.0 }")
+        if not self.timeout_seconds > 0:
+            raise SettingsError(
+                f"`score.timeout_seconds` must be above 0, not {self.timeout_seconds}", hint="Give a number of seconds"
+            )
         for name, weight in self.rewards.items():
             if not abs(weight) <= LARGEST_REWARD:
                 raise SettingsError(f"the weight of reward `{name}` is {weight}", hint="Give a finite number")
@@ -80,10 +92,12 @@ def score(
     env_config = plugin_config(settings or {}, "env", env)
     with plugin_errors(f"environment `{env}`"):
         environment: Environment = lookup("env", env)(env_config)
-    scorer = weighted(config.rewards, environment)
+    judge_config: JudgeConfig = stage_config(settings or {}, "judge")
+    scorer = weighted(config.rewards, environment, config.timeout_seconds, judge_config)
+    threads = judge_config.concurrency if JUDGE_REWARD in config.rewards else 1
     head = Head(
         stage="score",
-        settings={"score": to_plain(config), env: without_places(env_config)},
+        settings={**described_rewards(config, judge_config), env: without_places(env_config)},
         inputs={"rollout": source.digest},
         policy=source.policy,
     )
@@ -97,7 +111,7 @@ def score(
                 table = read_part(rollout / part.name, part.digest)
             check(table, "rollout")
             with watch("score"):
-                scored = score_table(table, scorer)
+                scored = score_table(table, scorer, threads)
             with watch("write"):
                 out.write_part(index, scored)
         # What `advantage` goes by: it sees no rollout.
@@ -119,16 +133,33 @@ def _env_of(source: Manifest) -> str:
     return env
 
 
-def weighted(rewards: Mapping[str, float], environment: Environment) -> Scorer:
+def described_rewards(config: ScoreConfig, judge_config: JudgeConfig) -> dict[str, Any]:
+    """Return the settings that can change rewards, as values for a manifest."""
+    described = {"score": to_plain(config)}
+    if JUDGE_REWARD in config.rewards:
+        described["judge"] = {name: value for name, value in to_plain(judge_config).items() if name not in PLACES}
+    return described
+
+
+def weighted(
+    rewards: Mapping[str, float],
+    environment: Environment,
+    timeout_seconds: float = 60.0,
+    judge_config: JudgeConfig = JudgeConfig(),
+) -> Scorer:
     """Return one scorer from several: the weighted sum of rewards, the first stated success, all parts.
 
     Raises:
-        SettingsError: a reward function does not import.
+        SettingsError: a reward function does not import, or the judge has no endpoint.
     """
-    functions = {
-        name: environment.score if name == ENV_REWARD else _as_scorer(load_attribute(name, what="reward"))
-        for name in rewards
-    }
+    functions: dict[str, Scorer] = {}
+    for name in rewards:
+        if name == ENV_REWARD:
+            functions[name] = environment.score
+        elif name == JUDGE_REWARD:
+            functions[name] = Judge(judge_config).score
+        else:
+            functions[name] = _users_scorer(name, timeout_seconds)
     if list(functions) == [ENV_REWARD] and rewards[ENV_REWARD] == 1:
         return environment.score
 
@@ -151,19 +182,20 @@ def weighted(rewards: Mapping[str, float], environment: Environment) -> Scorer:
     return combined
 
 
-def _as_scorer(function: Callable[[Trajectory], Any]) -> Scorer:
-    """Let a user's function return a Score, a number or None."""
+def _users_scorer(name: str, timeout_seconds: float) -> Scorer:
+    """Let a user's function return a Score, a number or None, in a process that can be killed: it may never return."""
+    load_attribute(name, what="reward")
 
     def scorer(trajectory: Trajectory) -> Score:
-        found = function(trajectory)
+        found = POOL.call(name, trajectory, seconds=timeout_seconds)
         return found if isinstance(found, Score) else Score(reward=None if found is None else float(found))
 
     return scorer
 
 
-def score_table(table: pa.Table, scorer: Scorer) -> pa.Table:
+def score_table(table: pa.Table, scorer: Scorer, threads: int = 1) -> pa.Table:
     """Return a rollout's table with the columns of `score` added."""
-    verdicts = judge(from_table(table), scorer)
+    verdicts = judge(from_table(table), scorer, threads)
     rows = [verdicts[trajectory_id] for trajectory_id in table.column("trajectory_id").to_pylist()]
     added = {
         "reward": pa.array([verdict.reward for verdict, _ in rows], pa.float64()),
@@ -179,12 +211,18 @@ def score_table(table: pa.Table, scorer: Scorer) -> pa.Table:
     return scored
 
 
-def judge(rows: Iterable[Trajectory], scorer: Scorer) -> dict[str, tuple[Score, str]]:
-    """Return verdict and score_status by trajectory; a trajectory of several rows is judged once, whole."""
+def judge(rows: Iterable[Trajectory], scorer: Scorer, threads: int = 1) -> dict[str, tuple[Score, str]]:
+    """Return verdict and score_status by trajectory; a trajectory of several rows is judged once, whole.
+
+    A scorer that waits for somebody else may be asked from several threads; the order is that of the rows.
+    """
     steps: dict[str, list[Trajectory]] = {}
     for row in rows:
         steps.setdefault(row.trajectory_id, []).append(row)
-    return {name: _judge_one(several, scorer) for name, several in steps.items()}
+    if threads == 1:
+        return {name: _judge_one(several, scorer) for name, several in steps.items()}
+    with ThreadPoolExecutor(threads) as pool:
+        return dict(zip(steps, pool.map(partial(_judge_one, scorer=scorer), steps.values()), strict=True))
 
 
 def _judge_one(steps: list[Trajectory], scorer: Scorer) -> tuple[Score, str]:
@@ -196,6 +234,8 @@ def _judge_one(steps: list[Trajectory], scorer: Scorer) -> tuple[Score, str]:
     )
     try:
         verdict = checked(scorer(whole))
+    except TimeoutError as error:
+        return Score(reward=None, parts={f"error: {error}": None}), "verifier_timeout"
     except (
         Exception,
         SystemExit,

@@ -11,7 +11,7 @@ from nanoskyrl.stages.storage import make_directory, write_whole
 
 HIDDEN = {"rollout": ("step", "seed", "tasks", "split")}
 """Settings that the run sets, step by step."""
-ORDER = ("run", "rollout", "score", "advantage", "train", "critic", "off_policy", "sync", "loop", "eval")
+ORDER = ("run", "rollout", "score", "judge", "advantage", "train", "critic", "off_policy", "sync", "loop", "eval")
 
 
 def write_settings(run: Run, settings: Settings, *, force: bool = False) -> Path:

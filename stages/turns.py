@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from nanoskyrl.envs.base import Environment, Message, Task, check_observation, check_step
+from nanoskyrl.envs.base import Environment, Message, Task, check_metadata, check_observation, check_step
+from nanoskyrl.envs.memory import Memory
 from nanoskyrl.stages.digests import derive_seed
 from nanoskyrl.stages.engines import Engine, Generation, Request, Sampling, TextEngine, TokenEngine
 from nanoskyrl.stages.metrics import Stopwatch
@@ -82,10 +83,15 @@ class Attempt:
         limits: Limits,
         *,
         stepwise: bool,
+        memory: Memory = Memory(),
     ) -> None:
         """Pose the task and build the first prompt."""
         self.task, self.identity, self.environment = task, identity, environment
         self.engine, self.sampling, self.limits, self.stepwise = engine, sampling, limits, stepwise
+        self.memory = memory
+        self._first: Sequence[Message] = ()
+        self._turns: list[Sequence[Message]] = []
+        self._summary: str | None = None
         self.messages: list[Message] = []
         self.metadata: dict[str, Any] = dict(task.metadata)
         self.segments: list[_Segment] = []
@@ -99,6 +105,7 @@ class Attempt:
             observation = self._episode.reset(task, identity.seed)
             check_observation(observation)
             self.messages = list(observation.messages)
+            self._first = observation.messages
             self.metadata.update(observation.metadata)
             self._tools = observation.tools
             first = engine.renderer.prompt_ids(self.messages, self._tools) if isinstance(engine, TokenEngine) else []
@@ -137,7 +144,7 @@ class Attempt:
         segment.append(generation.token_ids, sampled=True, logprobs=generation.logprobs)
         words = generation.token_ids[:-1] if generation.finish_reason == "stop" else generation.token_ids
         action = self.engine.renderer.decode(words)
-        if generation.finish_reason == "stop":
+        if generation.finish_reason in ("stop", "stop_string"):
             self._act(action, first, len(generation.token_ids))
             return
         length = len(segment.prompt_ids) + len(segment.response_ids)
@@ -162,6 +169,7 @@ class Attempt:
             self._fail(error)
             return
         self.metadata.update(step.metadata)
+        self._summary = self._summary if step.summary is None else step.summary
         turn = Turn(
             action=action, observation=step.observation, reward=step.reward, done=step.done,
             tool_calls=tuple(step.tool_calls), first_token=first, token_count=count,
@@ -169,7 +177,7 @@ class Attempt:
         self._record(turn, step.messages)
         self.turn += 1
         if step.done:
-            self._end("stop")
+            self._end("max_turns" if step.truncated else "stop")
         elif self.turn >= self.limits.max_turns:
             self._end("max_turns")
         elif isinstance(self.engine, TokenEngine):
@@ -180,7 +188,8 @@ class Attempt:
         assert isinstance(self.engine, TokenEngine)
         segment, renderer = self.segments[-1], self.engine.renderer
         if self.stepwise:
-            prompt = renderer.prompt_ids(self.messages, self._tools)
+            shown = self.memory.view(self._first, self._turns, self._summary)
+            prompt = renderer.prompt_ids(shown, self._tools)
             if len(prompt) >= self.limits.max_sequence_length:
                 self._end("max_sequence_length")
                 return
@@ -205,7 +214,9 @@ class Attempt:
             self._end("max_sequence_length")
 
     def _record(self, turn: Turn, observations: Sequence[Message]) -> None:
-        self.messages.append({"role": "assistant", "content": turn.action})
+        said = {"role": "assistant", "content": turn.action}
+        self.messages.append(said)
+        self._turns.append((said, *observations))
         self.segments[-1].turns.append(turn)
         self.segments[-1].messages = [*self.messages, *observations]
         self.messages += observations
@@ -233,7 +244,10 @@ class Attempt:
         if self._episode is None:
             return
         try:
-            self._episode.close()
+            last_words = self._episode.close()
+            if last_words is not None:
+                check_metadata(last_words)
+                self.metadata.update(last_words)
         except FAILURES as error:  # as in __init__
             if self.error is None:
                 self.error, self.stop_reason = f"{type(error).__name__}: {error}", "error"

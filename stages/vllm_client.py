@@ -9,6 +9,7 @@ Written for vLLM 0.26 to 0.32. Worked round here, each with a test that notices 
 """
 
 import asyncio
+import base64
 import contextlib
 import ctypes
 import http.client
@@ -29,15 +30,21 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 
-from nanoskyrl.stages.errors import EngineError
+from nanoskyrl.stages.errors import EngineError, SettingsError
 from nanoskyrl.stages.vllm_config import VllmConfig
+from nanoskyrl.stages.vllm_tokens import PATH as TOKENS_PATH
 
 PYTHON = "NANOSKYRL_VLLM_PYTHON"
 """Names a Python that has vLLM, where it is not this one."""
 OLDEST = (0, 26)
+BESIDES = 5 << 30
+"""Bytes of a server that are neither weights nor keys and values: context, activations, graphs; an allowance."""
 WORKER = Path(__file__).with_name("vllm_worker.py")
 WORKER_MODULE = "nanoskyrl_vllm_worker"
+TOKENS = Path(__file__).with_name("vllm_tokens.py")
+TOKENS_MODULE = "nanoskyrl_vllm_tokens"
 MODULE = "vllm.entrypoints.openai.api_server"
 PROBE = """
 import importlib.metadata as m, importlib.util as u, json, os, re
@@ -64,16 +71,6 @@ if "vllm" not in found:  # unpacked somewhere, without what pip writes beside it
             found |= {"vllm": re.search(r"version = .*?'([0-9][^']*)'", text).group(1), "distribution": "vllm"}
         except (OSError, AttributeError):
             pass
-def has_flag(place):
-    # The folder is older than the flag, and the file that holds it has moved: 0.26 knows no --enable-scale-out.
-    for folder, _, names in os.walk(os.path.join(place, "entrypoints")):
-        for name in names:
-            if name == "cli_args.py" and "enable_scale_out" in open(os.path.join(folder, name)).read():
-                return True
-    return False
-
-
-found["scale_out"] = any(map(has_flag, places))
 print(json.dumps(found))
 """
 
@@ -100,8 +97,6 @@ class Installation:
     torch: str
     broken: tuple[str, ...]
     """Packages whose build does not fit a CPU torch, so that vLLM does not import beside them."""
-    scale_out: bool = False
-    """Whether tokens alone can be had, without text, under a flag of its own."""
 
     @property
     def for_cpu(self) -> bool:
@@ -134,7 +129,6 @@ def find_installation(python: str | None = None) -> Installation:
         found["distribution"],
         found.get("torch", ""),
         tuple(found["broken"]) if cpu else (),
-        bool(found.get("scale_out")),
     )
 
 
@@ -159,6 +153,49 @@ def driver_lines() -> list[str]:
     return []
 
 
+def share_of_memory(config: VllmConfig, servers: int) -> int:
+    """Return the bytes of the smallest GPU that each of some servers may take."""
+    megabytes = min(int(line.split(",")[2].split()[0]) for line in driver_lines())
+    return int(megabytes * (1 << 20) * config.gpu_memory / servers)
+
+
+def left_for_cache(model: Path, config: VllmConfig, servers: int) -> int:
+    """Return the bytes that each of some servers on one GPU has left for keys and values, by our allowance."""
+    weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    return share_of_memory(config, servers) - weights // config.tensor_parallel - BESIDES
+
+
+def choose_servers(model: Path, config: VllmConfig) -> int:
+    """Return how many servers share a GPU: as asked for, else as many as leave half of their share to the cache."""
+    if config.servers_per_gpu is not None or config.tensor_parallel > 1:
+        return config.servers_per_gpu or 1
+    return next((n for n in (4, 2) if left_for_cache(model, config, n) * 2 >= share_of_memory(config, n)), 1)
+
+
+def kv_cache_bytes(model: Path, config: VllmConfig, *, cpu: bool) -> int | None:
+    """Return the memory for keys and values of one server; None: vLLM measures what is left.
+
+    Servers that start side by side on one GPU take each other's memory for their own when they measure.
+
+    Raises:
+        SettingsError: their shares do not hold the weights.
+    """
+    if config.kv_cache_gib is not None:
+        return int(config.kv_cache_gib * (1 << 30))
+    if cpu:
+        return 1 << 30
+    servers = config.servers_per_gpu or 1
+    if servers == 1:
+        return None
+    left = left_for_cache(model, config, servers)
+    if left < 1 << 30:
+        raise SettingsError(
+            f"{servers} servers do not fit a GPU: {left / (1 << 30):.1f} GiB are left to each for keys and values",
+            hint="Lower `vllm.servers_per_gpu`, or give `vllm.kv_cache_gib`",
+        )
+    return left
+
+
 def server_arguments(
     model: Path | str,
     config: VllmConfig,
@@ -167,7 +204,6 @@ def server_arguments(
     port: int,
     name: str,
     adapters: bool,
-    tokens_alone: bool = False,
 ) -> list[str]:
     """Return the arguments of one server.
 
@@ -178,7 +214,6 @@ def server_arguments(
         port: On loopback.
         name: Under which requests ask for the weights; a new one for each start, so that a restart shows.
         adapters: Whether LoRA adapters are to be loaded.
-        tokens_alone: Whether the version has a flag for its path without text.
     """
     dtype = config.dtype if config.dtype != "auto" else "float32" if cpu else "bfloat16"
     found = [
@@ -186,24 +221,27 @@ def server_arguments(
         "--dtype", dtype, "--max-num-seqs", str(config.max_num_seqs),
         "--logprobs-mode", "processed_logprobs",  # of the distribution that is drawn from, as ours are
         "--generation-config", "vllm",  # the model's own would change temperature and top_p in silence
-        "--worker-extension-cls", f"{WORKER_MODULE}.Extension", "--middleware", f"{WORKER_MODULE}.KeyOnEveryPath",
+        "--worker-extension-cls", f"{WORKER_MODULE}.Extension",
+        # The last is the outermost: it asks for the key.
+        "--middleware", f"{TOKENS_MODULE}.TokensOnly", "--middleware", f"{WORKER_MODULE}.KeyOnEveryPath",
         "--uvicorn-log-level", "warning",
     ]  # fmt: skip
     if config.max_model_len is not None:
         found += ["--max-model-len", str(config.max_model_len)]
     if cpu:
         # A seeded request whose prefill is chunked crashes the engine there.
-        found += ["--no-enable-chunked-prefill", "--kv-cache-memory-bytes", str(int(config.kv_cache_gib * (1 << 30)))]
+        found += ["--no-enable-chunked-prefill"]
     else:
-        found += ["--gpu-memory-utilization", str(config.gpu_memory)]
+        found += ["--gpu-memory-utilization", f"{config.gpu_memory / (config.servers_per_gpu or 1):.4f}"]
+    cache = kv_cache_bytes(Path(model), config, cpu=cpu)
+    if cache is not None:
+        found += ["--kv-cache-memory-bytes", str(cache)]
     if config.eager if config.eager is not None else cpu:
         found += ["--enforce-eager"]
     if config.tensor_parallel > 1:
         found += ["--tensor-parallel-size", str(config.tensor_parallel)]
     if adapters:
         found += ["--enable-lora", "--max-lora-rank", str(max(8, config.lora_rank)), "--max-loras", "2"]
-    if tokens_alone:
-        found += ["--enable-scale-out"]
     return [*found, *config.args]
 
 
@@ -281,6 +319,7 @@ class ServerProcess:
         if self.scratch is None:
             self.scratch = Path(tempfile.mkdtemp(prefix="nanoskyrl-vllm-"))
             shutil.copyfile(WORKER, self.scratch / f"{WORKER_MODULE}.py")
+            shutil.copyfile(TOKENS, self.scratch / f"{TOKENS_MODULE}.py")
         self.port, self.name, self.began = free_port(), f"policy-{secrets.token_hex(4)}", time.monotonic()
         arguments = server_arguments(
             self.model,
@@ -289,7 +328,6 @@ class ServerProcess:
             port=self.port,
             name=self.name,
             adapters=self.adapters,
-            tokens_alone=self.installation.scale_out and self.config.endpoint != "completions",
         )
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
@@ -437,8 +475,8 @@ class Client:
         Raises:
             Lost: among others, where the answer lacks a part.
         """
-        if self.endpoint == "generate":
-            return await self._generate(name, ids, sampling, want_logprobs)
+        if self.endpoint == "tokens":
+            return await self._tokens(name, ids, sampling, want_logprobs)
         body = {
             "model": name, "prompt": list(ids), **sampling, "return_token_ids": True,
             "skip_special_tokens": False, "spaces_between_special_tokens": False,
@@ -454,7 +492,7 @@ class Client:
             raise Lost(f"the answer has no {error}") from error
 
     async def choose_endpoint(self, wanted: str, name: str, ids: Sequence[int]) -> None:
-        """Use the path without text if the server has it, knows its models there, and gives log-probs.
+        """Use our own path if the server has it.
 
         Raises:
             Refused, Lost: it is asked for by name, and is not there.
@@ -464,33 +502,24 @@ class Client:
             return
         body = sampling_body(temperature=1.0, top_p=1.0, top_k=0, seed=0, max_tokens=1, stop_ids=[])
         try:
-            await self._generate(name, ids, body, True)
-            try:
-                await self._generate(f"{name}-not", ids, body, True)
-            except Refused as error:
-                if error.status == 404:
-                    self.endpoint = "generate"
+            await self._tokens(name, ids, body, True)
+            self.endpoint = "tokens"
         except (Lost, Refused):
-            if wanted == "generate":
+            if wanted == "tokens":
                 raise
 
-    async def _generate(
+    async def _tokens(
         self, name: str, ids: Sequence[int], sampling: Mapping[str, Any], want_logprobs: bool
     ) -> tuple[list[int], list[float] | None, str]:
-        """As `complete`, on vLLM's own path, which writes no text."""
-        body = {
-            "model": name,
-            "token_ids": list(ids),
-            "sampling_params": {**sampling, "detokenize": False, **({"logprobs": 0} if want_logprobs else {})},
-        }
-        found = await self.call("POST", "/inference/v1/generate", body)
+        """As `complete`, on our own path, which writes no text."""
+        body = {"model": name, "token_ids": list(ids), "sampling": dict(sampling), "logprobs": want_logprobs}
+        found = await self.call("POST", TOKENS_PATH, body)
         try:
-            choice = found["choices"][0]
-            listed = choice["logprobs"]["content"] if want_logprobs else None
-            nats = [float(entry["logprob"]) for entry in listed] if listed is not None else None
-            return _checked(choice["token_ids"], nats, choice["finish_reason"])
-        except (KeyError, IndexError, TypeError) as error:
-            raise Lost(f"the answer has no {error}") from error
+            tokens = np.frombuffer(base64.b64decode(found["token_ids"]), "<i4").tolist()
+            nats = np.frombuffer(base64.b64decode(found["logprobs"]), "<f4").tolist() if want_logprobs else None
+            return _checked(tokens, nats, found["finish_reason"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise Lost(f"the answer is torn: {error}") from error
 
 
 def _checked(tokens: Any, nats: list[float] | None, reason: Any) -> tuple[list[int], list[float] | None, str]:

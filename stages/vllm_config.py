@@ -12,7 +12,8 @@ class VllmConfig:
     """Which servers generate, and how those that we start are set up."""
 
     PLACES: ClassVar[tuple[str, ...]] = (
-        "urls", "gpus", "python", "alive", "gpu_memory", "kv_cache_gib", "start_seconds", "request_seconds", "tries",
+        "urls", "gpus", "servers_per_gpu", "python", "alive", "gpu_memory", "kv_cache_gib", "start_seconds",
+        "request_seconds", "tries",
         "self_test", "self_test_tolerance", "endpoint", "checksum",
     )  # fmt: skip
     """Settings that say where and how to run, and change no row."""
@@ -21,7 +22,10 @@ class VllmConfig:
     """Servers that run already, such as http://127.0.0.1:8000; the key is $VLLM_API_KEY. None: those of
     `skyrl serve` in this run, else our own, started and stopped by the command."""
     gpus: str = "auto"
-    """0-3, 0,2 or cpu; a GPU named twice gets two servers. auto: all there are, else the CPU."""
+    """0-3, 0,2 or cpu. auto: all there are, else the CPU."""
+    servers_per_gpu: int | None = None
+    """Servers that share each GPU: while one's host code runs, another's kernels do. None: 4, 2 or 1, as many as leave
+    half of their share of the memory to keys and values."""
     tensor_parallel: int = 1
     """GPUs of one server."""
     python: str | None = None
@@ -36,8 +40,8 @@ class VllmConfig:
     """Longest sequence; None: the model's context."""
     gpu_memory: float = 0.9
     """Share of a GPU's memory that a server takes."""
-    kv_cache_gib: float = 1.0
-    """Memory for keys and values on a CPU."""
+    kv_cache_gib: float | None = None
+    """Memory for keys and values of each server; None: 1 on a CPU, on a GPU what `gpu_memory` leaves."""
     lora_rank: int = 0
     """Largest rank of adapters that are loaded as they are; 0: they are merged, and the weights reloaded, which is
     the faster way on a CPU."""
@@ -46,7 +50,7 @@ class VllmConfig:
     seeded: bool = True
     """Send every request its seed. Without, tokens are drawn from the server's own stream and cannot be had again."""
     endpoint: str = "auto"
-    """completions, or generate, vLLM's own path without text, which is cheaper; auto: generate where there is one."""
+    """completions, vLLM's path, or tokens, ours, which writes no text; auto: tokens on servers that we started."""
     eager: bool | None = None
     """No CUDA graphs and no compilation; None: only on a CPU."""
     args: tuple[str, ...] = ()
@@ -71,12 +75,12 @@ class VllmConfig:
                 raise SettingsError(
                     f"`vllm.{name}` must be at least 1, not {getattr(self, name)}", hint="Give a positive number"
                 )
-        for name in ("alive", "max_model_len", "trajectory_seconds"):
+        for name in ("servers_per_gpu", "alive", "max_model_len", "trajectory_seconds", "kv_cache_gib"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise SettingsError(
                     f"`vllm.{name}` must be above 0, not {getattr(self, name)}", hint="Leave it out for the default"
                 )
-        for name in ("start_seconds", "request_seconds", "kv_cache_gib"):
+        for name in ("start_seconds", "request_seconds"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise SettingsError(
                     f"`vllm.{name}` must be above 0 and finite, not {getattr(self, name)}",
@@ -93,9 +97,9 @@ class VllmConfig:
             raise SettingsError(
                 f"`vllm.dtype` must be auto, float32 or bfloat16, not {self.dtype!r}", hint="Choose one of them"
             )
-        if self.endpoint not in ("auto", "completions", "generate"):
+        if self.endpoint not in ("auto", "completions", "tokens"):
             raise SettingsError(
-                f"`vllm.endpoint` must be auto, completions or generate, not {self.endpoint!r}",
+                f"`vllm.endpoint` must be auto, completions or tokens, not {self.endpoint!r}",
                 hint="Choose one of them",
             )
         if not re.fullmatch(r"auto|cpu|\d+(-\d+)?(,\d+(-\d+)?)*", self.gpus):
@@ -134,9 +138,12 @@ def groups_of_gpus(config: VllmConfig, found: int) -> list[tuple[int, ...]]:
             f"`vllm.gpus` is {config.gpus}, and this machine has {found} GPU{'s' * (found != 1)}",
             hint="`skyrl doctor` says what there is; `--gpus cpu` runs on the CPU",
         )
+    if len(set(named)) < len(named):
+        raise SettingsError(f"`vllm.gpus` names a GPU twice: {config.gpus}", hint="`vllm.servers_per_gpu` shares GPUs")
     size = config.tensor_parallel
     if len(named) % size:
         raise SettingsError(
             f"{len(named)} GPUs do not make whole servers of {size}", hint="Change `--gpus` or `--tensor-parallel`"
         )
-    return [tuple(named[start : start + size]) for start in range(0, len(named), size)]
+    groups = [tuple(named[start : start + size]) for start in range(0, len(named), size)]
+    return [group for group in groups for _ in range(config.servers_per_gpu or 1)]

@@ -28,6 +28,7 @@ from nanoskyrl.stages.engines import AsyncTokenEngine, Generation, Request, Samp
 from nanoskyrl.stages.errors import EngineError, ProofError, SettingsError
 from nanoskyrl.stages.policy import (
     find_base,
+    frame_digest,
     is_adapter,
     load_tokenizer,
     policy_digest,
@@ -37,6 +38,14 @@ from nanoskyrl.stages.policy import (
 from nanoskyrl.stages.rendering import Renderer
 from nanoskyrl.stages.vllm_client import Client, Lost, Refused, ServerProcess, sampling_body
 from nanoskyrl.stages.vllm_config import VllmConfig
+from nanoskyrl.stages.vllm_proof import (
+    SELF_TEST_TOLERANCE,
+    canary,
+    compare_adapter,
+    compare_weights,
+    note_change,
+    self_test,
+)
 from nanoskyrl.stages.vllm_servers import SERVERS, Fleet, Servers, foreign, read_servers
 from nanoskyrl.stages.vllm_weights import expected_sums, merged
 
@@ -45,7 +54,6 @@ RESTARTS = 5
 """Of one server, after which it is given up."""
 BFLOAT16_CANARY = 0.5
 """Nats by which single tokens may differ between a trainer and a server in bfloat16; this alone proves nothing."""
-SELF_TEST_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05}
 PROBE = [{"role": "user", "content": "What is 1 + 1? Think first, then answer."}]
 
 
@@ -112,6 +120,8 @@ class VllmEngine(AsyncTokenEngine):
         self._counts: dict[str, float | int | str | None] = {}
         self._sums: tuple[str, dict[str, list[str]]] | None = None
         self._tested = False
+        self._frame: str | None = None
+        """Digest of what is not weights, whose tokenizer was read last."""
         self._dtype = "float32"
         self._loop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None
@@ -245,14 +255,7 @@ class VllmEngine(AsyncTokenEngine):
         if digest == self.policy_digest:
             self.proof = {"unchanged": True}
             return
-        tokenizer = load_tokenizer(policy)
-        self.renderer = Renderer(tokenizer)
-        base = find_base(policy) if is_adapter(policy) else policy
-        shape = json.loads((base / "config.json").read_bytes())
-        shape = shape.get("text_config", shape)
-        self._stop_list = sorted(
-            stop_ids(policy, tokenizer, self.renderer.turn_end_id, int(shape.get("vocab_size", 1 << 30)))
-        )
+        shape = self._read_frame(policy)
         began = time.perf_counter()
         first = not self._servers
         if first:
@@ -267,11 +270,31 @@ class VllmEngine(AsyncTokenEngine):
         self._dtype = str(proofs[0].get("dtype", "float32"))
         self.canary_tolerance = 1e-4 if self._dtype == "float32" else BFLOAT16_CANARY
         if not self._tested and self.config.self_test:
-            self._counts |= self._self_test(policy)
+            prompt = self.renderer.prompt_ids(PROBE)
+            requests = [
+                Request(prompt_ids=prompt, seed=i, max_tokens=32, group=f"self-test-{i}")
+                for i in range(self.config.self_test)
+            ]
+            tolerance = self.config.self_test_tolerance or SELF_TEST_TOLERANCE[self._dtype]
+            self._counts |= self_test(policy, prompt, self.generate(requests, Sampling()), tolerance)
             self._tested = True
         self.proof = {"servers": len(proofs), **proofs[0]}
         self._counts |= {"load_seconds": time.perf_counter() - started}
         self.policy_digest = digest
+
+    def _read_frame(self, policy: Path) -> dict[str, Any]:
+        """Read the tokenizer, unless it is that of the policy before, and return the model's shape."""
+        base = find_base(policy) if is_adapter(policy) else policy
+        shape = json.loads((base / "config.json").read_bytes())
+        shape = shape.get("text_config", shape)
+        frame = frame_digest(policy)
+        if frame != self._frame:
+            tokenizer = load_tokenizer(policy)
+            self.renderer = Renderer(tokenizer)
+            vocabulary = int(shape.get("vocab_size", 1 << 30))
+            self._stop_list = sorted(stop_ids(policy, tokenizer, self.renderer.turn_end_id, vocabulary))
+            self._frame = frame
+        return shape
 
     def _want(self, policy: Path, digest: str) -> Wanted:
         assert self._setup is not None
@@ -414,7 +437,7 @@ class VllmEngine(AsyncTokenEngine):
     async def _load_whole(self, server: Server, wanted: Wanted, state: dict[str, Any], proof: dict[str, Any]) -> None:
         client = server.client
         with self._timed("canary_before"):
-            before = await self._canary(client, server.base, wanted.canary)
+            before = await canary(client, server.base, wanted.canary)
             sums_before = server.sums or await client.worker("skyrl_checksum")
         limit = self.config.start_seconds
         # What the sums must be is worked out while the server loads.
@@ -432,7 +455,7 @@ class VllmEngine(AsyncTokenEngine):
         with self._timed("canary_after"):
             after = await client.prompt_logprobs(server.base, wanted.canary)
         rounded_away = proof["checksum"] == "matches" and sums_before == sums_after
-        self._changed(before, after, proof, rounded_away=rounded_away)
+        note_change(before, after, proof, rounded_away=rounded_away)
         server.digest, server.loads = states[0]["digest"], states[0]["loads"]
 
     async def _load_adapter(self, server: Server, wanted: Wanted, adapters: list[str], proof: dict[str, Any]) -> None:
@@ -442,14 +465,17 @@ class VllmEngine(AsyncTokenEngine):
         if wanted.adapter not in adapters:
             held = adapters[-1] if adapters else server.base
             with self._timed("canary_before"):
-                before = await self._canary(client, held, wanted.canary)
+                before = await canary(client, held, wanted.canary)
             with self._timed("load_adapter"):
                 await client.load_adapter(wanted.adapter, wanted.policy.resolve())
             with self._timed("reset_prefix_cache"):
                 await client.reset_prefix_cache()
             with self._timed("canary_after"):
                 after = await client.prompt_logprobs(wanted.adapter, wanted.canary)
-            self._changed(before, after, proof, rounded_away=False)
+            with self._timed("checksum"):
+                proof["adapter_checksum"] = await compare_adapter(client, wanted.policy, proof["dtype"])
+            summed = proof["adapter_checksum"] == "matches"
+            note_change(before, after, proof, summed=summed)
         server.name = wanted.adapter
 
     async def _bring_foreign(self, server: Server, proof: dict[str, Any]) -> None:
@@ -465,29 +491,6 @@ class VllmEngine(AsyncTokenEngine):
                 hint="Start it with `skyrl serve`, or train adapters; its own model is proved by `vllm.self_test`",
             )
 
-    async def _canary(self, client: Client, name: str, ids: Sequence[int]) -> list[list[float]]:
-        """Return the log-probs twice: a server that does not repeat itself proves nothing by changing."""
-        return [await client.prompt_logprobs(name, ids) for _ in range(2)]
-
-    def _changed(
-        self, before: list[list[float]], after: list[float], proof: dict[str, Any], *, rounded_away: bool
-    ) -> None:
-        """Note that the canary changed.
-
-        Raises:
-            ProofError: the server answers as before, or within what it differs from itself.
-        """
-        noise = max((abs(a - b) for a, b in zip(*before, strict=True)), default=0.0)
-        change = max((abs(a - b) for a, b in zip(before[0], after, strict=True)), default=0.0)
-        proof |= {"canary_change_max": change, "canary_noise_max": noise}
-        if rounded_away:
-            proof["rounded_away"] = True  # other numbers on disk, the same in the server's type
-        elif after in before or change <= noise:
-            raise ProofError(
-                "the server's canary log-probs did not change, although the policy did",
-                hint="The server kept the old weights: restart it",
-            )
-
     def _expected(self, dtype: str) -> dict[str, list[str]]:
         assert self._wanted is not None
         key = f"{self._wanted.whole_digest} {dtype}"
@@ -496,66 +499,15 @@ class VllmEngine(AsyncTokenEngine):
         return self._sums[1]
 
     def _compare(self, found: list[dict[str, Any]], dtype: str, server: Server) -> str:
-        """Say how the worker's sums compare with those of the files.
-
-        Raises:
-            ProofError: they differ.
-        """
+        """Say how the worker's sums compare with those of the files; raises ProofError where they differ."""
         server.sums = None
         if not self.config.checksum:
             return "not asked for"
         if len(found) > 1:
             return "not comparable: the weights are spread over GPUs"
-        stale = found[0]["stale"]
-        if stale:
-            raise ProofError(f"server {server.client.url} computes with old weights in `{stale[0]}`", hint="Restart it")
-        expected = self._expected(dtype)
-        wrong = sorted(
-            name for name in {*expected, *found[0]["sums"]} if expected.get(name) != found[0]["sums"].get(name)
-        )
-        if wrong:
-            raise ProofError(
-                f"the weights in server {server.client.url} are not those of the policy: checksums differ in "
-                f"{len(wrong)} of {len(expected)} parts, first in {wrong[0]}",
-                hint="Restart the server; one that rewrites weights, as a quantized one, needs `vllm.checksum=false`",
-            )
+        compare_weights(found[0], self._expected(dtype), server.client.url)
         server.sums = found
         return "matches"
-
-    def _self_test(self, policy: Path) -> dict[str, float | int]:
-        """Compare the servers' log-probs of what they sample with transformers'.
-
-        Raises:
-            ProofError: the gap is larger than rounding explains.
-        """
-        import torch
-
-        from nanoskyrl.stages.logprobs import sequence_logprobs
-        from nanoskyrl.stages.policy import load_model
-
-        prompt = self.renderer.prompt_ids(PROBE)
-        requests = [
-            Request(prompt_ids=prompt, seed=i, max_tokens=32, group=f"self-test-{i}")
-            for i in range(self.config.self_test)
-        ]
-        generations = self.generate(requests, Sampling())
-        model = load_model(policy, dtype=torch.float32, device="cpu").eval()
-        gaps: list[float] = []
-        for generation in generations:
-            if generation.error or generation.logprobs is None:
-                raise EngineError(f"the self-test failed: {generation.error}", hint="Look at the server's log")
-            ids = torch.tensor([[*prompt, *generation.token_ids]])
-            with torch.inference_mode():
-                found = sequence_logprobs(model, ids, torch.ones_like(ids), temperature=1.0).logprobs[0]
-            gaps += (found[len(prompt) - 1 :] - torch.from_numpy(generation.logprobs)).abs().tolist()
-        mean = sum(gaps) / len(gaps)
-        tolerance = self.config.self_test_tolerance or SELF_TEST_TOLERANCE[self._dtype]
-        if not mean <= tolerance:
-            raise ProofError(
-                f"the servers' log-probs differ from transformers' by {mean:.3g} nats on average, over {tolerance:g}",
-                hint="Other weights, another type or a fault of the server; `vllm.self_test_tolerance` allows more",
-            )
-        return {"self_test_gap/mean": mean, "self_test_gap/max": max(gaps), "self_test_tokens": len(gaps)}
 
     # Servers that come and go
 

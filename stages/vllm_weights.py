@@ -45,6 +45,29 @@ def expected_sums(model: Path, dtype: str) -> dict[str, list[str]]:
     return {name: [str(value) for value in sums] for name, sums in buckets.items()}
 
 
+def expected_adapter_sums(adapter: Path, dtype: str) -> list[str] | None:
+    """Return the sums of an adapter's weights as vLLM computes with them: its scale is multiplied into B.
+
+    None where a row's bytes are no multiple of 8, for which vLLM's padding would move what is summed as one word, or
+    where the scale is not the same everywhere.
+    """
+    from safetensors.torch import load_file
+
+    config = json.loads((adapter / "adapter_config.json").read_bytes())
+    if config.get("rank_pattern") or config.get("alpha_pattern") or config.get("use_dora"):
+        return None
+    scale = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
+    totals = [0, 0]
+    for name, tensor in load_file(adapter / "adapter_model.safetensors").items():
+        held = tensor.to(getattr(torch, dtype))
+        if held.shape[-1] * held.element_size() % 8:
+            return None
+        if "lora_B" in name and scale != 1:
+            held *= scale
+        totals = [(a + b) % (1 << 64) for a, b in zip(totals, bit_sums(held), strict=True)]
+    return [str(total) for total in totals]
+
+
 def merged(adapter: Path) -> Path:
     """Merge an adapter into its base, and return a new directory with the whole model, in memory where it fits."""
     model = load_model(adapter, dtype=torch.float32, device="cpu").merge_and_unload()

@@ -129,6 +129,25 @@ class Extension:
                     add(buckets, f"{name}.{short}", sums)
         return {"sums": {name: [str(s) for s in sums] for name, sums in buckets.items()}, "stale": stale}
 
+    def skyrl_adapter_checksum(self) -> dict[str, Any]:
+        """Return the sums of each adapter that is ready to compute; None where this vLLM keeps them in another way."""
+        try:
+            manager = self.model_runner.lora_manager._adapter_manager  # type: ignore[attr-defined]
+            slots = [slot for slot, held in enumerate(manager.lora_index_to_id) if held is not None]
+            found = []
+            for slot in slots:
+                totals = [0, 0]
+                for module in {id(module): module for module in manager.modules.values()}.values():
+                    # One tensor for each weight that was joined; of embeddings, the tensor itself.
+                    held = (module.lora_a_stacked, module.lora_b_stacked)
+                    tensors = [part for one in held for part in ([one] if isinstance(one, torch.Tensor) else one)]
+                    for tensor in tensors:
+                        totals = [(a + b) % (1 << 64) for a, b in zip(totals, bit_sums(tensor[slot]), strict=True)]
+                found.append([str(total) for total in totals])
+        except (AttributeError, TypeError):
+            return {"sums": None}
+        return {"sums": found}
+
     def _skyrl_model(self) -> Any:
         return self.model_runner.get_model()  # type: ignore[attr-defined]
 

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 SMALL = {
@@ -13,6 +15,15 @@ SMALL = {
     "loop": {"steps": 2},
 }
 """Settings of a run whose step takes a fraction of a second, in two parts."""
+
+
+def data_file(name: str) -> Path:
+    """Return a file of the sample data sets, in $NANOSKYRL_DATA or beside the checkout, or skip the test."""
+    places = [Path(place) for place in (os.environ.get("NANOSKYRL_DATA"), ROOT.parent / "shared" / "data") if place]
+    found = next((place / name for place in places if (place / name).is_file()), None)
+    if found is None:
+        pytest.skip(f"no {name} here: name a folder of sample data sets in $NANOSKYRL_DATA")
+    return found
 
 
 def skyrl(*arguments: Any, cwd: Path | None = None, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:

@@ -19,8 +19,8 @@ CORE = {"errors", "digests", "storage", "trajectory", "shards", "manifest", "con
 PLUMBING = {
     "rendering", "engines", "hf_engine", "scripted_engine", "kv_cache", "turns", "policy", "batching", "logprobs",
     "learner", "train_config", "critic", "objective", "episodes", "passes", "recipe", "update", "concurrent_turns",
-    "packing", "parallel", "optim", "adapters", "checkpointing", "trained", "throughput", "sources",
-    "vllm_config", "vllm_client", "vllm_worker", "vllm_weights", "vllm_servers", "vllm_engine",
+    "vllm_config", "vllm_client", "vllm_tokens", "vllm_worker", "vllm_weights", "vllm_proof", "vllm_servers",
+    "vllm_engine", "packing", "parallel", "optim", "adapters", "checkpointing", "trained", "throughput", "sources",
 }  # fmt: skip
 STAGES = {"rollout", "score", "advantage", "advantage_config", "train", "sync", "eval"}
 ABOVE = {

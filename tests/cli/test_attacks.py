@@ -173,14 +173,14 @@ def test_a_forced_loop_settles_on_its_new_settings(here):
     assert skyrl(["loop", "--steps", "2"]) == 0
 
 
-def test_what_a_plug_in_prints_does_not_mix_with_the_data(here, capsys):
+def test_what_a_plug_in_prints_does_not_mix_with_the_data(here, capfd):
     (here / "loud_plugin.py").write_text("from odd_plugins import prints\nprint('imported')\n")
     assert rollout("loud_plugin:prints", "--json") == 0
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert json.loads(out)["stage"] == "rollout"
     assert "imported" in err
     assert "reset" in err
     assert skyrl(["score", "--reward", "odd_plugins:printing", "--json"]) == 0
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert json.loads(out)["stage"] == "score"
     assert "judging" in err

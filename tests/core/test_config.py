@@ -158,8 +158,9 @@ def test_an_unknown_key_in_a_file_gets_a_suggestion(settings_file):
 # Presets
 
 
-def test_every_setting_of_the_preset_can_be_used():
-    for table, values in preset_settings("quickstart").items():
+@pytest.mark.parametrize("preset", ["quickstart", "alfworld"])
+def test_every_setting_of_a_preset_can_be_used(preset):
+    for table, values in preset_settings(preset).items():
         config = build(config_class(table), values, table)
         assert {key: getattr(config, key) for key in values} == values
 

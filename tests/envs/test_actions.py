@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoskyrl.envs.actions import final_answer, tool_calls
+from nanoskyrl.envs.actions import final_answer, json_object, tool_calls
 
 CALL = '<tool_call>{"tool": "f", "args": {"x": 1}}</tool_call>'
 
@@ -287,3 +287,23 @@ def test_an_answer_is_stripped_and_stands_in_the_text(text):
         assert answer == answer.strip()
         assert "<answer>" in text
         assert "</answer>" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"x": 1}', {"x": 1}),
+        (' {"x": "}"}\n', {"x": "}"}),
+        ('{"x": 1} and more', None),
+        ("[1]", None),
+        ("", None),
+        ('{"x": NaN}', None),
+        ('{"x": 1e999}', None),
+        ('{"a":' * 100 + "1" + "}" * 100, None),
+        ("{" * 100_000, None),
+    ],
+)
+def test_a_json_object_is_read_by_the_rules_of_arguments(text, found):
+    value, why = json_object(text)
+    assert value == found
+    assert bool(why) == (found is None)

@@ -1,15 +1,13 @@
 import json
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from running import data_file
 
 from nanoskyrl.envs.answers import same_answer
 from nanoskyrl.envs.datasets import read_tasks
 from nanoskyrl.stages.errors import InputError
-
-GSM8K = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "gsm8k" / "test_shared.jsonl"
 
 QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "One plus one?"}]
 
@@ -102,11 +100,47 @@ def test_verl_s_layout_is_read(tasks_of):
     assert (list(task.messages), task.ground_truth) == (QUESTION, "2")
 
 
+def test_a_data_set_of_the_hub_is_read_by_its_split(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "sums"
+    folder.mkdir()
+    for split, answer in (("train", "2"), ("test", "4")):
+        (folder / f"{split}.jsonl").write_text(json.dumps({"question": f"{split}?", "answer": f"so\n#### {answer}"}))
+    tasks = {split: read_tasks(f"hub:{folder}", split) for split in ("train", "test")}
+    assert [(task.prompt, task.ground_truth) for split in tasks.values() for task in split] == [
+        ("train?", "2"),
+        ("test?", "4"),
+    ]
+    with pytest.raises(InputError, match="cannot be had from the hub"):
+        read_tasks(f"hub:{tmp_path / 'nowhere'}", "train")
+
+
+def test_a_row_keeps_where_it_comes_from_and_how_it_is_graded(tasks_of):
+    rows = [
+        {"prompt": QUESTION, "data_source": "openai/gsm8k", "reward_model": {"style": "rule", "ground_truth": "72"}},
+        {"prompt": QUESTION, "env_class": "gsm8k", "reward_spec": {"method": "rule", "ground_truth": "73"}},
+    ]
+    assert [task.metadata for row in rows for task in tasks_of(row)] == [
+        {"grader": "stated_answer", "kind": "openai/gsm8k"},
+        {"grader": "stated_answer", "kind": "gsm8k"},
+    ]
+    assert tasks_of({"prompt": "x", "ground_truth": "1"})[0].metadata == {"grader": "final_answer"}
+
+
+def test_ground_truth_in_json_text_or_in_a_box_is_found(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [
+        {"prompt": "a", "reward_model": json.dumps({"ground_truth": "7"})},
+        {"problem": "b", "solution": r"so it is \boxed{\frac{1}{2}}."},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert [task.ground_truth for task in read_tasks(str(path), "train")] == ["7", r"\frac{1}{2}"]
+
+
 def test_gsm8k_s_rows_are_read_with_the_right_answers(tmp_path):
-    if not GSM8K.is_file():
-        pytest.skip(f"no sample of GSM8K at {GSM8K}")
-    rows = [json.loads(line) for line in GSM8K.read_text(encoding="utf-8").split("\n") if line]
-    tasks = read_tasks(str(GSM8K), "test")
+    path = data_file("gsm8k/test_shared.jsonl")
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    tasks = read_tasks(str(path), "test")
     assert [task.task_id for task in tasks] == [row["id"] for row in rows]
     assert [task.prompt for task in tasks] == [row["question"] for row in rows]
     assert [task.ground_truth for task in tasks] == [row["final"] for row in rows]

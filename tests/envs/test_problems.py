@@ -2,6 +2,8 @@ import os
 import re
 import subprocess
 import sys
+from fractions import Fraction
+from itertools import pairwise, product
 
 import pytest
 
@@ -82,7 +84,72 @@ def solve_parity(question):
     return "on" if lit else "off"
 
 
+def solve_division(question):
+    if exact := re.fullmatch(r"What is (\d+) / (\d+)\?", question):
+        quotient, rest = divmod(int(exact[1]), int(exact[2]))
+        assert rest == 0
+        return str(quotient)
+    number, divisor = re.fullmatch(r"What is the remainder when (\d+) is divided by (\d+)\?", question).groups()
+    return str(int(number) - int(number) // int(divisor) * int(divisor))
+
+
+def solve_percentage(question):
+    price = Fraction(re.match(r"A price of (\d+)", question)[1])
+    for word, share in re.findall(r"(rises|falls) by (\d+)%", question):
+        price *= Fraction(100 + int(share) * (1 if word == "rises" else -1), 100)
+    assert price.denominator == 1
+    return str(price)
+
+
+def solve_ages(question):
+    known = {name: int(age) for name, age in re.findall(r"(\w+) is (\d+) years old\.", question)}
+    told = re.findall(r"(\w+) is (?:(\d+) years (older|younger) than|(twice) as old as) (\w+)\.", question)
+    while told:
+        for fact in told:
+            name, years, word, twice, other = fact
+            if other in known:
+                known[name] = 2 * known[other] if twice else known[other] + int(years) * (1 if word == "older" else -1)
+        told = [fact for fact in told if fact[0] not in known]
+    assert min(known.values()) > 0
+    return str(known[re.search(r"How old is (\w+)\?", question)[1]])
+
+
+def solve_sequence(question):
+    numbers = list(map(int, re.findall(r"\d+", question)))
+    steps = [b - a for a, b in pairwise(numbers)]
+    growth = [b - a for a, b in pairwise(steps)]
+    (jerk,) = {b - a for a, b in pairwise(growth)}
+    return str(numbers[-1] + steps[-1] + growth[-1] + jerk)
+
+
+def solve_liars(question):
+    told = re.findall(r"(\w+) says that (\w+) always (tells the truth|lies)\.", question)
+    first, word = re.match(r"(\w+) always (tells the truth|lies)\.", question).groups()
+    names = sorted({first, *(name for one, other, _ in told for name in (one, other))})
+    asked = re.search(r"Does (\w+) tell the truth", question)[1]
+    answers = set()
+    for honest in product((True, False), repeat=len(names)):  # every world in which all that is said fits
+        world = dict(zip(names, honest, strict=True))
+        fits = all(world[one] == (world[other] == (says != "lies")) for one, other, says in told)
+        if fits and world[first] == (word != "lies"):
+            answers.add(world[asked])
+    (answer,) = answers
+    return "yes" if answer else "no"
+
+
+def solve_counting(question):
+    chess, choir, word = re.fullmatch(
+        r"In the chess club: (.*)\. In the choir: (.*)\. How many people are in (.*)\?", question
+    ).groups()
+    chess, choir = ({name for name in names.split(", ") if name != "nobody"} for names in (chess, choir))
+    per_person = [(name in chess) + (name in choir) for name in chess | choir]
+    wanted = {"both clubs": (2,), "at least one club": (1, 2), "exactly one club": (1,)}[word]
+    return str(sum(clubs in wanted for clubs in per_person))
+
+
 SOLVERS = {
+    "division": solve_division, "percentage": solve_percentage, "ages": solve_ages, "sequence": solve_sequence,
+    "liars": solve_liars, "counting": solve_counting,
     "addition": solve_binary, "subtraction": solve_binary, "multiplication": solve_binary,
     "expression": solve_expression, "shopping": solve_shopping, "travel": solve_travel, "sharing": solve_sharing,
     "ordering": solve_ordering, "truth": solve_truth, "parity": solve_parity,

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoskyrl.envs.actions import ParsedCall
-from nanoskyrl.envs.tools import TOOLS, Tool, carry_out, offer, passages
+from nanoskyrl.envs.search import passages
+from nanoskyrl.envs.tools import TOOLS, carry_out, offer
 from nanoskyrl.stages.errors import SettingsError
 
-CALCULATOR, SEARCH = Tool("calculator", TOOLS["calculator"]), Tool("search", TOOLS["search"])
+CALCULATOR, SEARCH = offer(("calculator", "search")).values()
 
 
 def work_out(expression):
@@ -220,7 +221,7 @@ def test_no_query_raises(query):
 
 @pytest.mark.parametrize("name", TOOLS)
 def test_a_schema_has_name_description_and_parameters(name):
-    schema = Tool(name, TOOLS[name]).schema
+    schema = offer((name,))[name].schema
     assert schema["type"] == "function"
     function = schema["function"]
     assert function.keys() == {"name", "description", "parameters"}
@@ -285,7 +286,7 @@ def test_a_misspelt_tool_gets_a_suggestion():
 def test_search_does_not_wake_jax(tmp_path):
     # JAX takes most of a GPU's memory when it is first used, and the search tool's library would use it.
     (tmp_path / "jax.py").write_text("raise SystemExit('jax was imported')")
-    code = "from nanoskyrl.envs.tools import search; print(search('Paris'))"
+    code = "from nanoskyrl.envs.search import search; print(search('Paris'))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
@@ -297,7 +298,7 @@ def test_search_does_not_wake_jax(tmp_path):
 def test_many_threads_can_search_for_the_first_time_at_once():
     code = """
 import threading
-from nanoskyrl.envs.tools import search
+from nanoskyrl.envs.search import search
 found, begin = [], threading.Barrier(8)
 def work():
     begin.wait()

@@ -22,6 +22,20 @@ def test_the_quickstart_learns_from_half_right_to_nearly_always(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_starter_learns_to_act_in_the_easiest_household(tmp_path):
+    run = tmp_path / "run"
+    done = skyrl("loop", "--preset", "alfworld", "--steps", 8, "--set", "loop.eval_every=8", "--run", run)
+    assert done.returncode == 0, done.stderr
+    before, after = (
+        json.loads(path.read_text()) for path in sorted((run / "evals").glob("*/alfworld_lite/summary.json"))
+    )
+    assert before["tasks"] == after["tasks"] == 256
+    assert before["success"] < 0.1
+    assert after["success"] >= before["success"] + 0.2
+
+
+@pytest.mark.slow
 def test_the_starter_recipe_gives_the_same_bytes_again(tmp_path):
     from nanoskyrl.stages.starter import StarterConfig, build_starter
 

@@ -14,7 +14,7 @@ from nanoskyrl.stages.learner import Learner
 from nanoskyrl.stages.manifest import read_manifest
 from nanoskyrl.stages.policy import policy_digest, read_info, resolve_policy
 from nanoskyrl.stages.rollout import RolloutConfig, choose_tasks, prepare, rollout
-from nanoskyrl.stages.score import ScoreConfig, score, score_table
+from nanoskyrl.stages.score import ScoreConfig, score, score_table, weighted
 from nanoskyrl.stages.shards import read_part, read_parts
 from nanoskyrl.stages.sync import SyncConfig, sync
 from nanoskyrl.stages.train import train
@@ -129,12 +129,23 @@ def test_scoring_again_gives_the_same_bytes(shards, tmp_path):
 
 def test_a_reward_function_that_raises_leaves_null_and_says_so(make_trajectory):
     def broken(trajectory):
-        raise TimeoutError("no answer from the judge")
+        raise ValueError("no answer from the judge")
 
     scored = score_table(to_table([make_trajectory()]), broken)
     assert scored.column("reward").to_pylist() == [None]
     assert scored.column("score_status").to_pylist() == ["verifier_error"]
     assert "no answer from the judge" in scored.column("reward_parts")[0].as_py()
+
+
+@pytest.mark.parametrize(("name", "status"), [("hang", "verifier_timeout"), ("die", "verifier_error")])
+def test_a_reward_function_that_never_returns_is_killed_and_its_row_says_so(make_trajectory, name, status):
+    scorer = weighted({f"test_rewards:{name}": 1.0}, None, timeout_seconds=2.0)
+    rows = [make_trajectory(), make_trajectory(trajectory_id="t1", status="failed", stop_reason="error", error="x")]
+    scored = score_table(to_table(rows), scorer)
+    assert scored.column("score_status").to_pylist() == [status, "skipped"]
+    assert scored.column("reward").to_pylist() == [None, None]
+    both = weighted({"test_rewards:one": 1.0}, None)
+    assert score_table(to_table(rows[:1]), both).column("reward").to_pylist() == [1.0]  # the next one starts anew
 
 
 def test_a_failed_row_is_skipped_and_keeps_reward_and_success_null(make_trajectory):

@@ -203,6 +203,32 @@ def test_an_environment_that_breaks_fails_its_own_attempt_alone(renderer, where)
     assert (fine.status, fine.error) == ("completed", None)
 
 
+def test_a_limit_of_the_environments_own_is_no_completion_and_close_has_the_last_word(renderer):
+    class Limited(Echo):
+        def step(self, action):
+            return Step(done=True, truncated=True, metadata={"steps": 1, "verdict": None})
+
+        def close(self):
+            super().close()
+            return {"verdict": 0.5}
+
+    engine = Reciter(renderer, "hello")
+    (row,) = played(engine, attempt(engine, Limited()))
+    assert (row.status, row.stop_reason, row.turns[0].done) == ("max_turns", "max_turns", True)
+    assert row.metadata == {"ground_truth": "x", "steps": 1, "verdict": 0.5}
+
+
+def test_last_words_that_the_table_cannot_hold_fail_the_attempt(renderer):
+    class Mumbling(Echo):
+        def close(self):
+            return {"verdict": object()}
+
+    engine = Reciter(renderer, "bye")
+    (row,) = played(engine, attempt(engine, Mumbling()))
+    assert (row.status, row.metadata) == ("failed", {"ground_truth": "x"})
+    assert "not JSON serializable" in row.error
+
+
 def test_a_request_that_the_engine_could_not_serve_fails_its_own_attempt_alone(renderer):
     class Flaky(Reciter):
         def generate(self, requests, sampling):

@@ -239,10 +239,10 @@ def test_both_paths_give_the_same_tokens_and_know_models_by_name(engine, prompt)
 
     engine.load(STARTER)
     client, server = engine._servers[0].client, engine._servers[0]
-    assert client.endpoint == "generate"  # chosen by itself in this version
+    assert client.endpoint == "tokens"  # chosen by itself
     requests = [Request(prompt_ids=prompt, seed=seed, max_tokens=24) for seed in range(8)]
     found = []
-    for endpoint in ("generate", "completions"):
+    for endpoint in ("tokens", "completions"):
         client.endpoint = endpoint
         generations = engine.generate(requests, Sampling(temperature=0.8, top_k=20))
         found.append([(one.token_ids, one.logprobs.tolist(), one.finish_reason) for one in generations])
@@ -250,7 +250,7 @@ def test_both_paths_give_the_same_tokens_and_know_models_by_name(engine, prompt)
         with pytest.raises(Refused) as refused:
             engine._do(client.complete(f"{server.name}-old", prompt, body, want_logprobs=True))
         assert refused.value.status == 404
-    client.endpoint = "generate"
+    client.endpoint = "tokens"
     assert found[0] == found[1]
 
 
@@ -320,7 +320,7 @@ def test_an_adapter_that_never_arrives_is_found_out(adapter, tmp_path, monkeypat
     try:
         engine.load(adapter)
         monkeypatch.setattr(Client, "load_adapter", lambda self, name, path: load(self, name, adapter))
-        with pytest.raises(ProofError, match="did not change"):
+        with pytest.raises(ProofError, match="checksums differ"):
             engine.load(with_canary(other, policy_digest(adapter)))
         monkeypatch.undo()
         engine._do(engine._servers[0].client.unload_adapter(f"adapter-{policy_digest(other)[:16]}"))
@@ -337,6 +337,7 @@ def delivered_by_name(engine, adapter):
     engine.load(STARTER)
     assert deliver(adapter, engine, 1e-4, parent=STARTER) < 1e-4
     assert engine.proof["delivered"] == "adapter"
+    assert engine.proof["adapter_checksum"] == "matches"
     assert agrees(engine, adapter, prompt) < 1e-4
     client = engine._servers[0].client
     names = [model["id"] for model in engine._do(client.models()) if model["id"].startswith("adapter-")]
@@ -539,3 +540,45 @@ def test_the_command_of_the_cpu_build_still_does_not_start():
     done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode
     assert "PackageNotFoundError" in done.stderr
+
+
+def test_a_server_that_we_did_not_start_is_used_by_its_address(adapter, tmp_path, monkeypatch):
+    import secrets
+
+    from nanoskyrl.stages.vllm_client import MODULE, free_port, server_environment
+
+    port, key = free_port(), secrets.token_hex(8)
+    command = [
+        find_installation().python, "-m", MODULE, "--model", str(STARTER), "--port", str(port), "--host", "127.0.0.1",
+        "--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill", "--kv-cache-memory-bytes", str(1 << 28),
+        "--max-num-seqs", "64", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm",
+        "--enable-lora", "--max-lora-rank", "8",
+    ]  # fmt: skip
+    environment = {**os.environ, **server_environment((), key, tmp_path)}
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+    monkeypatch.setenv("VLLM_API_KEY", key)
+    engine = VllmEngine(dataclasses.replace(CONFIG, urls=(f"http://127.0.0.1:{port}",), dtype="float32"))
+    try:
+        rollout(STARTER, tmp_path / "whole", SMALL, engine=engine, log=MetricsLog(tmp_path / "m.jsonl"))
+        assert engine._servers[0].client.endpoint == "completions"
+        assert engine.proof["checksum"] == "not ours to take"
+        (line,) = read_metrics(tmp_path / "m.jsonl")
+        assert line["rollout/engine/self_test_gap/mean"] < 1e-4
+        rows = rows_of(tmp_path / "whole")
+        assert len(rows) == 24
+        assert all(row["status"] == "completed" or row["stop_reason"] == "length" for row in rows)
+        # Adapters can be loaded there, whole weights cannot.
+        assert deliver(adapter, engine, 1e-4, parent=STARTER) < 1e-4
+        assert engine.proof["delivered"] == "adapter"
+        prompt = engine.renderer.prompt_ids([{"role": "user", "content": "What is 17 + 25?"}])
+        assert agrees(engine, adapter, prompt) < 1e-4
+        other = with_canary(Path(shutil.copytree(STARTER, tmp_path / "other")), policy_digest(STARTER))
+        config = json.loads((other / "config.json").read_bytes())
+        (other / "config.json").write_text(json.dumps({**config, "note": "another policy"}))
+        with pytest.raises(ProofError, match="cannot be given whole weights"):
+            engine.load(other)
+    finally:
+        engine.close()
+        os.killpg(server.pid, 9)
+        server.wait()

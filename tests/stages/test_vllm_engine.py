@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 import threading
 from collections import Counter
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from aiohttp import web
 
+from nanoskyrl.stages import vllm_client
 from nanoskyrl.stages.engines import Request, Sampling
 from nanoskyrl.stages.errors import EngineError, ProofError, SettingsError
 from nanoskyrl.stages.policy import policy_digest, resolve_policy
@@ -19,6 +19,7 @@ from nanoskyrl.stages.vllm_client import find_installation, server_arguments, se
 from nanoskyrl.stages.vllm_config import VllmConfig, groups_of_gpus
 from nanoskyrl.stages.vllm_engine import VllmEngine
 from nanoskyrl.stages.vllm_servers import Address, Servers, read_servers, write_servers
+from nanoskyrl.stages.vllm_tokens import PATH as TOKENS_PATH
 from nanoskyrl.stages.vllm_weights import expected_sums
 from nanoskyrl.stages.vllm_worker import bit_sums
 
@@ -60,7 +61,7 @@ class Fake:
         body = json.loads(await request.read() or b"null")
         if path == "/health":
             return web.Response()
-        if path == "/inference/v1/generate":  # as a version that does not have it
+        if path == TOKENS_PATH:  # as a server that we did not start
             return web.Response(status=404)
         if path == "/v1/models":
             return web.json_response({"data": [{"id": self.name, "parent": None, "max_model_len": 8192}]})
@@ -261,7 +262,6 @@ def test_sums_do_not_depend_on_how_weights_are_joined_and_notice_every_change():
         ("cpu", 1, 8, [()]),
         ("auto", 2, 4, [(0, 1), (2, 3)]),
         ("0-3", 1, 8, [(0,), (1,), (2,), (3,)]),
-        ("0,0", 1, 1, [(0,), (0,)]),
         ("4-5,7,6", 2, 8, [(4, 5), (7, 6)]),
     ],
 )
@@ -269,11 +269,40 @@ def test_gpus_make_servers(gpus, size, found, groups):
     assert groups_of_gpus(VllmConfig(gpus=gpus, tensor_parallel=size), found) == groups
 
 
+def test_servers_that_share_a_gpu_are_told_their_share_of_its_memory(monkeypatch, tmp_path):
+    config = VllmConfig(gpus="0-1", servers_per_gpu=2)
+    assert groups_of_gpus(config, 2) == [(0,), (0,), (1,), (1,)]
+    monkeypatch.setattr(vllm_client, "driver_lines", lambda: ["H100, 580.1, 81920 MiB", "H100, 580.1, 81920 MiB"])
+    (tmp_path / "model.safetensors").write_bytes(b"0" * 1024)
+    found = server_arguments(tmp_path, config, cpu=False, port=1, name="n", adapters=False)
+    assert found[found.index("--gpu-memory-utilization") + 1] == "0.4500"
+    assert int(found[found.index("--kv-cache-memory-bytes") + 1]) == 31 * (1 << 30) - 1024  # half of 72, less 5
+    alone = server_arguments(tmp_path, VllmConfig(), cpu=False, port=1, name="n", adapters=False)
+    assert "--kv-cache-memory-bytes" not in alone
+    with pytest.raises(SettingsError, match="15 servers do not fit a GPU"):
+        server_arguments(tmp_path, VllmConfig(servers_per_gpu=15), cpu=False, port=1, name="n", adapters=False)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "changes", "servers"),
+    [
+        (3, {}, 4), (15, {}, 1), (12, {}, 2), (3, {"tensor_parallel": 2}, 1), (15, {"servers_per_gpu": 2}, 2),
+        (3, {"gpu_memory": 0.5}, 2), (3, {"gpu_memory": 0.3}, 1),
+    ],
+)  # fmt: skip
+def test_small_models_get_several_servers_a_gpu(monkeypatch, tmp_path, gigabytes, changes, servers):
+    monkeypatch.setattr(vllm_client, "driver_lines", lambda: ["H100, 580.1, 81920 MiB"])
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(gigabytes << 30)
+    assert vllm_client.choose_servers(tmp_path, VllmConfig(**changes)) == servers
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"gpus": "0-3"}, "this machine has 1 GPU"),
         ({"gpus": "0", "tensor_parallel": 2}, "do not make whole servers"),
+        ({"gpus": "0,0"}, "names a GPU twice"),
     ],
 )
 def test_gpus_that_are_not_there_are_refused(changes, told):
@@ -357,18 +386,3 @@ def test_a_loop_may_go_on_with_servers_in_other_places():
 
     assert resolved(gpus="0-3") == resolved(urls=["http://127.0.0.1:1"], tries=2)
     assert resolved(dtype="float32") != resolved(dtype="bfloat16")
-
-
-@pytest.mark.parametrize(("written", "found"), [("enable_scale_out: bool = False", True), ("port: int = 8000", False)])
-def test_the_flag_of_the_path_without_text_is_looked_for_and_not_guessed(tmp_path, monkeypatch, written, found):
-    # vLLM 0.26 has the folder, and ends at the flag.
-    package = tmp_path / "vllm"
-    (package / "entrypoints" / "scale_out").mkdir(parents=True)
-    (package / "entrypoints" / "launchers").mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "entrypoints" / "launchers" / "cli_args.py").write_text(written)
-    (tmp_path / "vllm-0.26.0.dist-info").mkdir()
-    (tmp_path / "vllm-0.26.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.26.0\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    installation = find_installation(sys.executable)
-    assert (installation.version, installation.scale_out) == ("0.26.0", found)

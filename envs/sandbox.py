@@ -1,0 +1,209 @@
+"""Running code that a model wrote, so that it can harm nothing and ends in time.
+
+Three backends, none of them a plain subprocess. `monty` is an interpreter of its own in a
+worker process: hundreds of microseconds a call, most of Python, no files but those given.
+`sandlock` (Landlock and seccomp) and `bwrap` (namespaces) run CPython itself: tens of
+milliseconds. Inside there is no network, no variable of the caller's environment, and
+nothing of the caller's files but the system's libraries; time, memory, processes, output
+and files have limits. That was tried with an attack suite (tests/envs/test_sandbox.py); it is no audit.
+
+What the program does wrong is told in `Ran`. A backend that does not work raises: that is
+a failure of infrastructure, and never a wrong answer.
+"""
+
+import importlib
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from nanoskyrl.stages.errors import SandboxError, SettingsError
+
+BACKENDS = {
+    "monty": "nanoskyrl.envs.sandbox_monty",
+    "sandlock": "nanoskyrl.envs.sandbox_sandlock",
+    "bwrap": "nanoskyrl.envs.sandbox_bwrap",
+}
+FULL_PYTHON = ("sandlock", "bwrap")
+"""Backends that run CPython, the better one first."""
+INSTALL = "`pip install 'nanoskyrl[sandbox]'` (Linux 6.7 or newer) or install bubblewrap, and see `skyrl doctor`"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a program may use."""
+
+    seconds: float = 5.0
+    """Wall clock; in `monty`, time in which the program runs."""
+    memory_mb: int = 512
+    output_bytes: int = 65536
+    """Of stdout and stderr together; a program that writes more is stopped."""
+    processes: int = 16
+    file_mb: int = 16
+    """Largest file, and in `run_python` all files together."""
+
+    def __post_init__(self) -> None:
+        """Refuse limits under which nothing runs."""
+        for name in ("seconds", "memory_mb", "output_bytes", "processes", "file_mb"):
+            if not getattr(self, name) > 0:
+                raise SettingsError(
+                    f"the sandbox's limit `{name}` must be above 0, not {getattr(self, name)}", hint="Give a limit"
+                )
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a program ended."""
+
+    ok: bool
+    """It ended by itself, with status 0."""
+    stdout: str
+    stderr: str
+    reason: str | None
+    """None where ok; else error (raised, or another status), timeout, memory, output, or killed by a signal.
+
+    In `sandlock` a program that kills itself by SIGKILL counts as memory."""
+
+
+@cache
+def available() -> dict[str, str | None]:
+    """Return each backend with None where it works here, tried by running a program, else why it does not."""
+    return {name: _why_not(name) for name in BACKENDS}
+
+
+def _why_not(name: str) -> str | None:
+    try:
+        backend = _load(name)
+        if why := backend.missing():
+            return why
+        with tempfile.TemporaryDirectory(prefix="skyrl-sandbox-") as folder:
+            ran = backend.run_python("print(6 * 7)", "", {}, Limits(seconds=20.0), Path(folder))
+    except Exception as error:  # libraries of the kernel's interfaces raise anything
+        return f"{type(error).__name__}: {error}"
+    return (
+        None
+        if ran.ok and ran.stdout == "42\n"
+        else f"a first program failed: {ran.stderr.strip()[-200:] or ran.reason}"
+    )
+
+
+def _load(name: str) -> ModuleType:
+    if name not in BACKENDS:
+        raise SettingsError(f"unknown sandbox `{name}`", hint=f"Choose from auto, {', '.join(BACKENDS)}")
+    return importlib.import_module(BACKENDS[name])
+
+
+def choose(backend: str = "auto") -> str:
+    """Return the backend's name, for `auto` the first that works here.
+
+    Raises:
+        SettingsError: there is no backend of this name.
+        SandboxError: it, or none at all, works here.
+    """
+    if backend == "auto":
+        for name, why in available().items():
+            if why is None:
+                return name
+        raise SandboxError(f"no sandbox works here: {_reasons(tuple(BACKENDS))}", hint=INSTALL)
+    _load(backend)
+    if (why := available()[backend]) is not None:
+        raise SandboxError(f"the sandbox `{backend}` does not work here: {why}", hint=INSTALL)
+    return backend
+
+
+@cache
+def full_python() -> str:
+    """Return the best backend here that runs CPython.
+
+    Raises:
+        SandboxError: none works here.
+    """
+    for name in FULL_PYTHON:
+        if available()[name] is None:
+            return name
+    raise SandboxError(f"no sandbox for full Python works here: {_reasons(FULL_PYTHON)}", hint=INSTALL)
+
+
+def _reasons(names: tuple[str, ...]) -> str:
+    return "; ".join(f"{name}: {available()[name]}" for name in names)
+
+
+def run_python(
+    code: str,
+    *,
+    stdin: str = "",
+    files: dict[str, bytes] | None = None,
+    limits: Limits = Limits(),
+    backend: str = "auto",
+) -> Ran:
+    """Run a Python program and return how it ended.
+
+    Args:
+        code: Any text; what is no Python ends in an error of the program.
+        stdin: What the program reads.
+        files: Plain names and contents, laid into the directory where the program starts; thrown away afterwards.
+        limits: What it may use.
+        backend: `auto`, `monty`, `sandlock` or `bwrap`.
+
+    Raises:
+        SandboxError: the sandbox does not work.
+    """
+    chosen = _load(choose(backend))
+    for name in files or {}:
+        if Path(name).name != name:
+            raise SettingsError(f"`{name}` is no plain file name", hint="Files of a sandbox lie in one directory")
+    with tempfile.TemporaryDirectory(prefix="skyrl-sandbox-") as folder:
+        return chosen.run_python(code, stdin, files or {}, limits, Path(folder))
+
+
+class PythonSession:
+    """Programs of one trajectory, each beginning with the names that the earlier ones left; `monty` alone has that.
+
+    Where a program meets a limit nothing is left to go on from: the next one begins anew.
+    """
+
+    def __init__(self, limits: Limits = Limits(), files: dict[str, bytes] | None = None) -> None:
+        """Begin with nothing but files to read; no worker is held between programs.
+
+        Raises:
+            SandboxError: monty does not work here.
+        """
+        choose("monty")
+        self.limits, self.files = limits, files
+        self._state: bytes | None = None
+
+    def run(self, code: str) -> Ran:
+        """Run a program and keep what it leaves."""
+        ran, self._state = _load("monty").run_session(code, self._state, self.limits, files=self.files)
+        return ran
+
+
+def run_command(
+    argv: Sequence[str],
+    *,
+    directory: Path,
+    stdin: str = "",
+    limits: Limits = Limits(),
+    backend: str = "auto",
+) -> Ran:
+    """Run a command that may write to one directory, which keeps what it wrote.
+
+    `limits.file_mb` holds for each file, not for all together. In `bwrap` under root the number of processes is not
+    held (the directory is root's, and the kernel counts none of root's processes): a fork bomb ends with its time.
+
+    Args:
+        argv: The program, as found in /usr/bin and /bin, and its arguments.
+        directory: Where it starts.
+        stdin: What it reads.
+        limits: What it may use.
+        backend: `auto`, `sandlock` or `bwrap`.
+
+    Raises:
+        SandboxError: the sandbox does not work.
+    """
+    name = full_python() if backend == "auto" else choose(backend)
+    if name not in FULL_PYTHON:
+        raise SettingsError(f"the sandbox `{name}` runs no commands", hint=f"Choose from {', '.join(FULL_PYTHON)}")
+    return _load(name).run_command(list(argv), stdin, limits, directory.resolve())

@@ -1,0 +1,49 @@
+"""What a worker process of `envs/workers.py` does: take a function's name and arguments, answer, and wait again."""
+
+import contextlib
+import os
+import resource
+import sys
+from typing import Any
+
+from nanoskyrl.envs.workers import MEMORY_LIMIT, receive, send
+from nanoskyrl.stages.registry import load_attribute
+
+
+def main() -> None:
+    """Answer until nobody asks any more."""
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    # What a function prints must not come between the answers, and it has nothing to read.
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    os.dup2(2, 1)
+    sys.set_int_max_str_digits(0)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    while True:
+        try:
+            what, target, args = receive(requests)
+        except EOFError:
+            return
+        send(answers, _answer(what, target, args))
+
+
+def _answer(what: str, target: str, args: tuple[Any, ...]) -> tuple[bool, Any]:
+    try:
+        function = load_attribute(target, what="function")
+        return False, function(*args) if what == "call" else None
+    except BaseException as error:  # whatever a function raises is its caller's to hear of
+        return True, RuntimeError(f"{type(error).__name__}: {error}") if not _pickles(error) else error
+
+
+def _pickles(error: BaseException) -> bool:
+    import pickle
+
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # classes of exceptions pickle as they please
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What holds for every environment that is registered, whatever it is about."""
+
+import dataclasses
+import json
+from collections import Counter
+from functools import cache
+
+import pytest
+from envs_rows import row_for
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from nasty import actions
+
+from nanoskyrl.envs.base import check_metadata, check_observation, check_step
+from nanoskyrl.stages.config import plugin_config
+from nanoskyrl.stages.registry import ENVS, lookup
+from nanoskyrl.stages.score import judge
+from nanoskyrl.stages.trajectory import ToolCall, from_table, to_table
+
+OUTSIDE = {"openenv": "wants a server", "fleet": "wants task files", "skyrl_gym": "wants the name of one of its own"}
+"""Environments whose world is elsewhere: their own tests put the same texts to it."""
+INSIDE = [name for name in ENVS if name not in OUTSIDE]
+SETTINGS = {
+    "tool_use": {"kinds": ["calculator", "search", "multi_hop", "data", "mixed"], "n_train": 32, "n_test": 8},
+    "text_math": {"n_train": 32, "n_test": 8},
+}
+PIECES = (
+    "<tool_call>", "</tool_call>", "<answer>", "</answer>", "<action>", "</action>", "search[", "click[", "]", "go to ",
+    '{"tool": "search", "args": {"query": "x"}}', "{", "}", '"',
+)  # fmt: skip
+
+
+@cache
+def environment(name):
+    return lookup("env", name)(plugin_config({name: SETTINGS.get(name, {})}, "env", name))
+
+
+def check(step):
+    """The step can be shown and stored, and every call that failed says which kind of mistake it was."""
+    check_step(step)
+    for message in step.messages:
+        json.dumps(message)
+    for call in step.tool_calls:
+        assert isinstance(call, ToolCall)
+        assert call.ok == (call.error is None)
+    assert step.done or step.observation
+
+
+def test_there_are_two_hundred_nasty_actions():
+    assert len(actions()) >= 200
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_every_nasty_action_is_answered(name):
+    env = environment(name)
+    task, kinds = env.tasks("train")[0], Counter()
+    episode = env.start()
+    check_observation(episode.reset(task, 0))
+    for action in actions():
+        step = episode.step(action)
+        check(step)
+        kinds.update(call.error for call in step.tool_calls if call.error)
+        if step.done:
+            episode.close()
+            episode = env.start()
+            episode.reset(task, 0)
+    check_metadata(episode.close() or {})
+    if name != "text_math":  # it has no calls: whatever is written is the answer
+        assert len(kinds) >= 1
+        assert sum(kinds.values()) >= 20
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_no_text_raises(name):
+    env = environment(name)
+    task = env.tasks("train")[0]
+    pieces = st.sampled_from(PIECES)
+
+    @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.lists(pieces | st.text(max_size=8), max_size=8).map("".join))
+    def anything(text):
+        episode = env.start()
+        episode.reset(task, 0)
+        check(episode.step(text))
+        episode.close()
+
+    anything()
+
+
+def test_tool_use_counts_mistakes_by_kind():
+    env = environment("tool_use")
+    episode = env.start()
+    episode.reset(env.tasks("train")[0], 0)
+    kinds = Counter(call.error for action in actions() for call in episode.step(action).tool_calls if call.error)
+    assert set(kinds) == {"malformed", "bad_arguments", "unknown_tool", "tool_error", "too_many_calls"}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_what_was_answered_can_be_stored_and_scored(name):
+    env = environment(name)
+    task = env.tasks("train")[0]
+    rows = [
+        dataclasses.replace(row_for(env, task, [action]), trajectory_id=str(i)) for i, action in enumerate(actions())
+    ]
+    verdicts = judge(from_table(to_table(rows)), env.score)
+    assert {status for _, status in verdicts.values()} == {"scored"}
+    assert not any(verdict.success for verdict, _ in verdicts.values())

@@ -1,0 +1,188 @@
+"""`openenv` against a real OpenEnv server on loopback, in a process of its own."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from nasty import actions
+from running import skyrl
+
+pytest.importorskip("openenv.core.generic_client", reason="the extra `openenv` is not installed")
+
+from nanoskyrl.envs.base import check_observation, check_step
+from nanoskyrl.envs.openenv import OpenEnv, OpenEnvConfig
+from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.rollout import RolloutConfig, rollout
+from nanoskyrl.stages.score import ScoreConfig, score
+from nanoskyrl.stages.shards import read_parts
+from nanoskyrl.stages.trajectory import Turn, from_table
+
+SERVER = Path(__file__).parent.parent / "openenv_server.py"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, str(SERVER), str(port)])
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"{url}/guess/health", timeout=1).close()
+                break
+            except OSError:
+                assert process.poll() is None, "the server did not start"
+                time.sleep(0.1)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def begun(server, kind="guess", task=7, **settings):
+    environment = OpenEnv(OpenEnvConfig(url=f"{server}/{kind}", **settings))
+    episode = environment.start()
+    observation = episode.reset(environment.tasks("train")[task], 0)
+    check_observation(observation)
+    return episode, observation.messages[0]["content"]
+
+
+def test_an_episode_over_the_wire(server):
+    episode, first = begun(server, instruction="Guess the digit.")
+    assert first == "Guess the digit.\n\nWrite one action at a time in <action></action> tags.\n\nsay a digit (seed)"
+    step = episode.step("<action>3</action>")
+    assert (step.observation, step.reward, step.done) == ("not 3", 0.0, False)
+    step = episode.step("7")
+    assert (step.observation, step.reward, step.done, step.truncated) == ("yes", 1.0, True, False)
+    episode.close()
+    episode.close()
+
+
+def test_a_limit_of_the_servers_is_told_from_an_end(server):
+    episode, _ = begun(server)
+    steps = [episode.step("0") for _ in range(3)]
+    assert [(step.done, step.truncated) for step in steps] == [(False, False), (False, False), (True, True)]
+    episode.close()
+
+
+def test_actions_of_several_fields_are_json_and_mistakes_are_answered(server):
+    episode, first = begun(server, "move")
+    assert '"required": ["x"]' in first
+    assert "metadata" not in first
+    assert first.endswith('{"at": [0, 0], "note": ""}')
+    for text, kind in (
+        ('{"x": 1', "malformed"), ("[1]", "malformed"), ('{"y": 1}', "bad_arguments"),
+        ('{"x": "north"}', "bad_arguments"), ('{"x": 1, "z": 1}', "bad_arguments"), ("[" * 100_000, "malformed"),
+    ):  # fmt: skip
+        step = episode.step(text)
+        assert step.observation.startswith("error: ")
+        assert (step.done, step.reward, step.tool_calls[0].error) == (False, None, kind)
+    step = episode.step('I go. <action>{"x": 3, "y": 4}</action>')
+    assert (step.done, step.reward) == (True, None)
+    assert step.observation == '{"at": [3, 4], "note": ""}'
+    episode.close()
+    episode, first = begun(server, "move", observation_field="at")
+    assert first.endswith("[0, 0]")
+    episode.close()
+
+
+def test_sessions_do_not_mix(server):
+    one, two = begun(server, task=1)[0], begun(server, task=2)[0]
+    assert two.step("1").reward == 0.0
+    assert one.step("1").reward == 1.0
+    one.close()
+    two.close()
+
+
+def test_no_text_raises(server):
+    for kind in ("guess", "move"):
+        episode, _ = begun(server, kind)
+        for text in actions():
+            step = episode.step(text)
+            check_step(step)
+            if step.done:
+                episode.close()
+                episode, _ = begun(server, kind)
+        episode.close()
+
+
+def test_tasks_can_be_the_servers_own(server):
+    environment = OpenEnv(OpenEnvConfig(url=f"{server}/guess", task_api="world", n_train=3))
+    assert [task.task_id for task in environment.tasks("train")] == ["train-0", "train-1", "train-2"]
+    assert len(environment.tasks("test")) == 2
+    episode = environment.start()
+    assert "say a digit (test)" in episode.reset(environment.tasks("test")[1], 0).messages[0]["content"]
+    assert episode.step("1").done
+    episode.close()
+
+
+def test_the_reward_is_the_sum_and_silence_is_no_verdict(make_trajectory):
+    environment = OpenEnv(OpenEnvConfig(success_at=1.5))
+
+    def judged(*rewards, status="completed"):
+        turns = [Turn(action="a", observation="", reward=reward, done=False) for reward in rewards]
+        found = environment.score(make_trajectory(turns=turns, status=status))
+        return found.reward, found.success
+
+    assert judged(0.5, None, 1.0) == (1.5, True)
+    assert judged(0.5, 0.5) == (1.0, False)
+    assert judged(None, None) == (None, None)
+    assert judged(None, status="truncated") == (0.0, False)
+
+
+def test_through_the_command_failures_of_the_world_are_no_zeros(server, tmp_path):
+    actions = tmp_path / "actions.jsonl"
+    scripts = {"0": ["0"], "1": ["5", "1"], "2": ["crash"], "3": ["9", "9", "9"]}
+    actions.write_text("\n".join(json.dumps({"task_id": k, "actions": v}) for k, v in scripts.items()))
+    settings = {"openenv": {"url": f"{server}/guess"}, "scripted": {"actions": str(actions)}}
+    config = RolloutConfig(env="openenv", engine="scripted", tasks=tuple(scripts), n_samples_per_prompt=1)
+    written = rollout(None, tmp_path / "rollout", config, settings=settings)
+    assert written.settings["openenv"] == {
+        "instruction": "", "action_field": None, "observation_field": None, "task_api": None, "n_train": 1024,
+        "n_test": 256, "success_at": 1.0,
+    }  # fmt: skip
+    scored = score(tmp_path / "rollout", tmp_path / "score", ScoreConfig())  # without the server's address
+    rows = [row for table in read_parts(tmp_path / "score", scored) for row in from_table(table)]
+    assert [(row.status, row.reward, row.success) for row in rows] == [
+        ("completed", 1.0, True), ("completed", 1.0, True), ("failed", None, None), ("max_turns", 0.0, False),
+    ]  # fmt: skip
+    assert "the world broke" in rows[2].error
+    again = score(tmp_path / "rollout", tmp_path / "again", ScoreConfig())
+    assert again.digest == scored.digest
+
+
+def test_a_server_that_hangs_fails_the_attempt(server):
+    episode, _ = begun(server, timeout_seconds=1.0)
+    with pytest.raises(TimeoutError):
+        episode.step("hang")
+    episode.close()
+
+
+def test_a_server_that_is_not_there_is_one_clear_error(tmp_path):
+    environment = OpenEnv(OpenEnvConfig(url="http://127.0.0.1:9", task_api="world"))
+    with pytest.raises(InputError, match=r"`http://127.0.0.1:9` did not answer") as caught:
+        environment.tasks("train")
+    assert "openenv.url" in str(caught.value.hint)
+    task = OpenEnv(OpenEnvConfig(url="http://127.0.0.1:9")).tasks("train")[0]
+    with pytest.raises(InputError):
+        environment.start().reset(task, 0)
+    with pytest.raises(SettingsError, match="no expert"):
+        environment.expert(task)
+    done = skyrl("rollout", "--env", "openenv", "--engine", "scripted", "--run", tmp_path / "run")
+    assert done.returncode == 2
+    assert "error: `openenv.url` is not set" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("url", "localhost:8000"), ("timeout_seconds", 0.0), ("n_train", 0), ("n_test", -1)]
+)
+def test_settings_that_cannot_be_meant_are_refused_by_name(key, value):
+    with pytest.raises(SettingsError, match=f"`openenv.{key}`"):
+        OpenEnvConfig(**{key: value})

@@ -1,0 +1,56 @@
+"""Tasks of reasoning-gym, where it is installed."""
+
+import json
+
+import pytest
+from envs_rows import row_for
+from running import data_file
+
+from nanoskyrl.envs import reasoning
+from nanoskyrl.envs.text_math import TextMath, TextMathConfig
+from nanoskyrl.envs.workers import WorkerTimeout
+from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.score import judge
+
+gym = pytest.importorskip("reasoning_gym")
+
+
+@pytest.mark.parametrize("name", ["chain_sum", "propositional_logic", "spell_backward"])
+def test_right_answers_count_and_others_do_not(name):
+    environment = TextMath(TextMathConfig(family=f"reasoning_gym:{name}", n_train=6, n_test=3))
+    train, test = environment.tasks("train"), environment.tasks("test")
+    assert (len(train), len(test)) == (6, 3)
+    assert not {task.prompt for task in train} & {task.prompt for task in test}
+    for task in train:
+        if task.ground_truth is not None:
+            assert environment.score(row_for(environment, task, environment.expert(task))).success is True
+        for wrong in ("<answer>-98765</answer>", "no tags", ""):
+            score = environment.score(row_for(environment, task, [wrong]))
+            assert score.success is False
+            assert score.reward <= 0.1
+
+
+def test_the_marks_are_those_of_the_package():
+    rows = [json.loads(line) for line in data_file("reasoning_gym/shared.jsonl").read_text().splitlines()]
+    for row in rows[::60]:
+        entry = gym.create_dataset(row["task"], size=40, seed=row["seed"])[row["index"]]
+        assert entry["question"] == row["question"]
+
+
+def test_a_scorer_that_hangs_gives_no_verdict(monkeypatch):
+    environment = TextMath(TextMathConfig(family="reasoning_gym:chain_sum", n_train=1))
+    row = row_for(environment, environment.tasks("train")[0], ["<answer>1</answer>"])
+
+    def hangs(*_, **__):
+        raise WorkerTimeout("no answer in 10 s")
+
+    monkeypatch.setattr(reasoning.POOL, "call", hangs)
+    verdict, status = judge([row], environment.score)[row.trajectory_id]
+    assert (verdict.reward, verdict.success, status) == (None, None, "verifier_timeout")
+
+
+def test_another_version_and_another_name_are_refused():
+    with pytest.raises(InputError, match=r"is of reasoning-gym 0\.0\.1"):
+        reasoning.verdict({"name": "chain_sum", "index": 0, "version": "0.0.1"}, "1")
+    with pytest.raises(SettingsError, match="has no task `chain_sums`"):
+        TextMath(TextMathConfig(family="reasoning_gym:chain_sums")).tasks("train")
