@@ -176,7 +176,9 @@ class Learner:
             self._policy = policy
             return
         dtype = pick_dtype(self.config.dtype, self.device)
-        self.model = self._module = self._optimizer = None  # two models at once may not fit
+        self.policy_digest = self.model = self._module = self._optimizer = None  # two models at once may not fit
+        if self._accelerator is not None:
+            self._accelerator.free_memory()
         model = load_model(policy, dtype=dtype, device=self.device, quantization=self._quantization())
         found = count_parameters(find_base(policy) if is_adapter(policy) else policy)
         self.parameters = found or sum(p.numel() for p in model.parameters())
@@ -225,7 +227,6 @@ class Learner:
         keep_less(without_wrapper(self.model), self._checkpointed(), compiled=self.config.compile)
         if self._accelerator is None:
             self._accelerator = accelerator_of(self.strategy, self.config, self.device.partition(":")[0], dtype)
-        self._accelerator.free_memory()  # it would keep the models of earlier loads
         trained = [p for p in self.model.parameters() if p.requires_grad]
         if self._with_deepspeed:  # which keeps float32 copies of its own
             self.masters = Masters([])
@@ -249,7 +250,10 @@ class Learner:
     def _load_state(self, state: Path) -> None:
         try:
             if self._with_deepspeed:
-                found, _ = self._module.load_checkpoint(str(state), tag=DEEPSPEED_TAG, load_lr_scheduler_states=False)
+                # Not strictly: weights that do not learn are not in it.
+                found, _ = self._module.load_checkpoint(
+                    str(state), tag=DEEPSPEED_TAG, load_module_strict=False, load_lr_scheduler_states=False
+                )
                 if found is None:
                     raise FileNotFoundError(state)
             saved = torch.load(state / STATE_FILE, map_location=self.device, weights_only=True)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.errors import EXIT_INTERRUPTED, SettingsError
 from nanoskyrl.stages.train_config import FULL_BELOW, OptimizerConfig
 
 T = TypeVar("T")
@@ -193,6 +193,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     import sys
     import uuid
 
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -202,6 +203,8 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     )  # fmt: skip
     try:
         elastic_launch(config, sys.executable)(*arguments)
+    except SignalException:  # passed on to all of them
+        return EXIT_INTERRUPTED
     except ChildFailedError as error:
         code = error.get_first_failure()[1].exitcode
         return code if code > 0 else 1

@@ -1,4 +1,4 @@
-"""Takes the loss and the gradient of one mini-batch, and two optimizer steps, in however many processes it runs.
+"""Takes the loss and the gradient of one mini-batch, optimizer steps, and resumes, in however many processes it runs.
 
 python gradients.py OUT STRATEGY LORA_RANK [ADVANTAGES POLICY]
 """
@@ -10,6 +10,7 @@ import torch
 
 from nanoskyrl.stages.learner import Learner
 from nanoskyrl.stages.manifest import read_manifest
+from nanoskyrl.stages.policy import weights_digest
 from nanoskyrl.stages.recipe import read_kept, recipe_of
 from nanoskyrl.stages.train_config import TrainConfig
 from nanoskyrl.stages.update import Update
@@ -39,6 +40,14 @@ def main() -> None:
     found["ratio"] = update.diagnostics(table).column("ratio_mean").to_pylist()
     place = Path(out).with_suffix("")
     learner.save(place / "policy", place / "state", tokens)
+
+    # What was saved goes on as what stayed up does.
+    fresh = recipe.learner()
+    fresh.load(place / "policy", place / "state", seed=1)
+    for name, goes_on in (("unbroken", learner), ("resumed", fresh)):
+        Update(recipe.objective(table)).step(goes_on, everything)
+        goes_on.save(place / name / "policy", place / name / "state", tokens)
+    found["resumes"] = weights_digest(place / "unbroken" / "policy") == weights_digest(place / "resumed" / "policy")
     if learner.world.is_main:
         torch.save(found, out)
 

@@ -47,6 +47,7 @@ def compare(found, wanted, place):
     assert wanted["gradient"].abs().max() > 1e-3
     assert found["norms"] == pytest.approx(wanted["norms"], rel=1e-3)
     assert found["ratio"] == pytest.approx(wanted["ratio"], abs=1e-4)
+    assert found["resumes"]
     weights, others = (
         load_model(where / "policy", dtype=torch.float32, device="cpu").state_dict()
         for where in (place, wanted["place"])
