@@ -2,6 +2,7 @@
 
 Under root the program becomes an unused user first: the kernel counts no processes of root's, and lets root make
 namespaces. That user may not reach an interpreter below a home directory, so a first bwrap binds it to where all can.
+What namespaces leave open, `envs/seccomp.py` refuses.
 """
 
 import contextlib
@@ -11,9 +12,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import IO
 
+from nanoskyrl.envs import seccomp
 from nanoskyrl.envs.processes import REPEATABLE, SYSTEM, SYSTEM_FILES, lay_out, limited, python_argv, ran_from, talk
 from nanoskyrl.envs.sandbox import Limits, Ran
 
@@ -21,6 +25,10 @@ BOX = "/box"
 """Where a program's directory lies inside."""
 PYTHON = "/mnt/python"
 FOLDER = "/mnt/folder"
+READ_ONLY = ("--size", "1048576", "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--remount-ro", "/")
+"""bwrap makes the root and /dev in memory, without a limit; files in /dev/shm are limited instead."""
+FILTER = "@filter"
+"""Stands in a command for the handle of the filter of system calls."""
 FIRST_USER, USERS = 0x7000_0000, 1 << 20
 """Users that nobody is: one for each call, so that calls count and signal apart."""
 
@@ -32,7 +40,7 @@ def missing() -> str | None:
     for tool in ("bwrap", "setpriv", "prlimit"):
         if shutil.which(tool) is None:
             return f"`{tool}` is not installed (packages bubblewrap and util-linux)"
-    return None
+    return seccomp.missing()
 
 
 def run_python(code: str, stdin: str, files: dict[str, bytes], limits: Limits, folder: Path) -> Ran:
@@ -45,7 +53,7 @@ def run_python(code: str, stdin: str, files: dict[str, bytes], limits: Limits, f
     python = PYTHON if prefix else sys.base_prefix
     for path in sorted(folder.iterdir()):
         inside += ["--ro-bind", str(source / path.name), f"{BOX}/{path.name}"]
-    return _run([*prefix, *_bwrap(python), *inside, "--chdir", BOX, "--", *argv], stdin, limits)
+    return _run([*prefix, *_bwrap(python), *inside, *READ_ONLY, "--chdir", BOX, "--", *argv], stdin, limits)
 
 
 def run_command(argv: list[str], stdin: str, limits: Limits, folder: Path) -> Ran:
@@ -53,7 +61,7 @@ def run_command(argv: list[str], stdin: str, limits: Limits, folder: Path) -> Ra
     processes = limits.processes if os.geteuid() else None
     argv = limited(argv, memory_mb=limits.memory_mb, file_mb=limits.file_mb, processes=processes)
     bind = ["--size", str(limits.file_mb << 20), "--tmpfs", "/tmp", "--bind", str(folder), str(folder)]
-    return _run([*_bwrap(sys.base_prefix), *bind, "--chdir", str(folder), "--", *argv], stdin, limits)
+    return _run([*_bwrap(sys.base_prefix), *bind, *READ_ONLY, "--chdir", str(folder), "--", *argv], stdin, limits)
 
 
 def _as_nobody(folder: Path) -> tuple[list[str], Path]:
@@ -71,7 +79,8 @@ def _as_nobody(folder: Path) -> tuple[list[str], Path]:
 def _bwrap(python: str) -> list[str]:
     argv = [
         "bwrap", "--unshare-user", "--disable-userns", "--unshare-all", "--die-with-parent", "--new-session",
-        "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv", "--setenv", "PATH", "/usr/bin:/bin",
+        "--cap-drop", "ALL", "--seccomp", FILTER, "--hostname", "sandbox", "--clearenv",
+        "--setenv", "PATH", "/usr/bin:/bin",
         "--setenv", "HOME", BOX, "--setenv", "TMPDIR", BOX, "--proc", "/proc", "--dev", "/dev",
     ]  # fmt: skip
     for name, value in REPEATABLE.items():
@@ -88,16 +97,27 @@ def _bwrap(python: str) -> list[str]:
     return argv
 
 
+def _holding(file: IO[bytes], content: bytes) -> int:
+    """Write a file and return its handle, at the beginning again."""
+    file.write(content)
+    file.seek(0)
+    return file.fileno()
+
+
 def _run(argv: list[str], stdin: str, limits: Limits) -> Ran:
     deadline = time.monotonic() + limits.seconds
-    with subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
-        start_new_session=True,
-    ) as process:
+    with (
+        tempfile.TemporaryFile() as filtered,
+        subprocess.Popen(
+            [str(_holding(filtered, seccomp.program())) if word == FILTER else word for word in argv],
+            pass_fds=[filtered.fileno()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
+            start_new_session=True,
+        ) as process,
+    ):
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None

@@ -54,6 +54,16 @@ NETWORK = {
         "import socket\ns = socket.socket()\ns.bind(('0.0.0.0', {free}))\ns.listen()\nprint('LISTENS', flush=True)\n"
         "s.settimeout(1)\ns.accept()\nprint('BREACH')"
     ),
+    "host of the machine": "import socket\ns = socket.socket(40, socket.SOCK_STREAM)\nprint('BREACH')",
+    "sockets by io_uring": (
+        "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "print('BREACH' if libc.syscall(425, 8, ctypes.create_string_buffer(256)) >= 0 else ctypes.get_errno())"
+    ),
+    "keyring": (
+        "import ctypes, platform\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "number = 250 if platform.machine() == 'x86_64' else 219\n"
+        "print('BREACH' if libc.syscall(number, 0, -3, 1) >= 0 else ctypes.get_errno())"
+    ),
     "netlink": (
         "import socket\ns = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)\ns.bind((0, 0))\n"
         "import struct\ns.send(struct.pack('IHHIIBxxx', 20, 18, 0x301, 1, 0, 0))\n"
@@ -65,6 +75,11 @@ WRITES = {
     "file outside": "open('{out}', 'w').write('x')\nprint('BREACH')",
     "file in tmp": "open('/tmp/skyrl-breach', 'w').write('x')\nprint('DONE')",
     "system file": "open('/usr/skyrl-breach', 'w').write('x')\nprint('BREACH')",
+    "files beside the box": (
+        "done = 0\nfor top in ('/', '/dev/', '/dev/shm/', '/mnt/', '/run/', '/var/'):\n    for i in range(40):\n        try:\n"
+        "            open(f'{{top}}skyrl-breach-{{i}}', 'w').write('x' * 1000000)\n            done += 1\n"
+        "        except OSError: break\nprint('BREACH' if done > 2 else '')"
+    ),
     "remove a file": "import os\nos.remove('{secret}')\nprint('BREACH')",
     "signal the caller": "import os, signal\nos.kill({pid}, signal.SIGTERM)\nprint('SENT')",
     "signal the parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nprint('SENT')",
