@@ -45,6 +45,7 @@ def examine() -> list[Check]:
         _driver(),
         _vllm(),
         *_sandboxes(),
+        _harness(),
         _memory(),
         _starter(),
         _writable(Path.cwd()),
@@ -123,6 +124,19 @@ def _sandboxes() -> list[Check]:
         Check(f"sandbox {name}", why is None, why or "runs a program", remedies[name], needed=False)
         for name, why in available().items()
     ]
+
+
+def _harness() -> Check:
+    """Look for what the official harness of SWE-bench needs."""
+    from nanoskyrl.eval.swe_harness import why_not_docker
+
+    why = why_not_docker()
+    if why is None and importlib.util.find_spec("swebench") is None:
+        why = "swebench is not installed"
+    remedy = (
+        "pip install 'nanoskyrl[swebench]', and Docker; without them predictions are written, and saved logs graded"
+    )
+    return Check("swe-bench harness", why is None, why or "Docker answers", remedy, needed=False)
 
 
 def _memory() -> Check:

@@ -531,13 +531,21 @@ def _checked(tokens: Any, nats: list[float] | None, reason: Any) -> tuple[list[i
 
 
 def sampling_body(
-    *, temperature: float, top_p: float, top_k: int, seed: int | None, max_tokens: int, stop_ids: Sequence[int]
+    *,
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    seed: int | None,
+    max_tokens: int,
+    stop_ids: Sequence[int],
+    stop_strings: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return how tokens are drawn, in the server's words."""
     return {
         "temperature": temperature, "top_p": top_p, "top_k": top_k or -1, "max_tokens": max_tokens,
         # What ends a turn is what we say, and nothing that the model's files say besides.
         "stop_token_ids": list(stop_ids), "ignore_eos": True, **({} if seed is None else {"seed": seed}),
+        **({"stop": list(stop_strings), "include_stop_str_in_output": True} if stop_strings else {}),
     }  # fmt: skip
 
 

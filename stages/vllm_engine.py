@@ -103,6 +103,7 @@ class VllmEngine(AsyncTokenEngine):
     """vLLM servers behind one face."""
 
     Config = VllmConfig
+    takes_stop_strings = True
 
     def __init__(self, config: VllmConfig) -> None:
         """Hold nothing until `load`."""
@@ -155,7 +156,7 @@ class VllmEngine(AsyncTokenEngine):
         body = sampling_body(
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
             seed=request.seed if self.config.seeded else None, max_tokens=request.max_tokens,
-            stop_ids=self._stop_list,
+            stop_ids=self._stop_list, stop_strings=sampling.stop_strings,
         )  # fmt: skip
         wanted = sampling.logprobs_mode != "recomputed"
         if sampling.logprobs_mode == "raw" and not (
@@ -174,6 +175,8 @@ class VllmEngine(AsyncTokenEngine):
                 tokens, nats, reason = await server.client.complete(
                     server.name, request.prompt_ids, body, want_logprobs=wanted
                 )
+                if reason == "stop" and tokens[-1] not in self._stop_list:
+                    reason = "stop_string"
                 logprobs = None if nats is None else np.array(nats, np.float32)
                 return Generation(token_ids=tokens, logprobs=logprobs, finish_reason=reason)
             except Refused as refused:

@@ -56,7 +56,8 @@ async def _generate(state: Any, body: dict[str, Any]) -> dict[str, Any]:
     vllm_params = importlib.import_module("vllm.sampling_params")
     wants = body["logprobs"]
     params = vllm_params.SamplingParams(
-        **body["sampling"], logprobs=0 if wants else None, flat_logprobs=bool(wants), detokenize=False,
+        **body["sampling"], logprobs=0 if wants else None, flat_logprobs=bool(wants),
+        detokenize="stop" in body["sampling"],  # to find strings that end it, text is needed
         output_kind=vllm_params.RequestOutputKind.FINAL_ONLY,
     )  # fmt: skip
     served = state.openai_serving_models

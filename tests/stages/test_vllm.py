@@ -234,6 +234,25 @@ def test_a_full_sync_is_proved_three_ways_also_after_a_very_small_step(engine, t
     assert agrees(engine, policy, prompt) < 1e-4
 
 
+def test_a_stop_string_ends_a_turn_and_stays_in_the_tokens(engine, prompt):
+    engine.load(STARTER)
+    request = Request(prompt_ids=prompt, seed=3, max_tokens=24)
+    (whole,) = engine.generate([request], Sampling())
+    text = engine.renderer.decode(whole.token_ids)
+    string = text[4:6]
+    for endpoint in ("completions", "tokens"):
+        engine._servers[0].client.endpoint = endpoint
+        (cut,) = engine.generate([request], Sampling(stop_strings=(string,)))
+        assert cut.finish_reason == "stop_string"
+        assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+        assert len(cut.token_ids) < len(whole.token_ids)
+        assert string in engine.renderer.decode(cut.token_ids)
+        assert string not in engine.renderer.decode(cut.token_ids[:-1])
+        assert len(cut.logprobs) == len(cut.token_ids)
+        (uncut,) = engine.generate([request], Sampling(stop_strings=("never written",)))
+        assert (uncut.token_ids, uncut.finish_reason) == (whole.token_ids, whole.finish_reason)
+
+
 def test_both_paths_give_the_same_tokens_and_know_models_by_name(engine, prompt):
     from nanoskyrl.stages.vllm_client import Refused, sampling_body
 
