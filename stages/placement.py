@@ -1,11 +1,9 @@
 """Which GPUs generate and which train, and whether what is to lie there fits."""
 
-import re
 from dataclasses import dataclass
 
 from nanoskyrl.stages.errors import SettingsError
-
-PATTERN = re.compile(r"cpu|\d+(-\d+)?(,\d+(-\d+)?)*")
+from nanoskyrl.stages.gpus import gpus_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,23 +18,6 @@ class Placement:
     def apart(self) -> bool:
         """Whether they can run at once: a GPU that both want is taken in turns."""
         return not set(self.generate) & set(self.train)
-
-
-def gpus_of(name: str, text: str) -> tuple[int, ...]:
-    """Return the GPUs of 0-3, 0,2 or cpu, in order.
-
-    Raises:
-        SettingsError: it is none of these, or names one twice.
-    """
-    if not PATTERN.fullmatch(text):
-        raise SettingsError(f"`{name}` must be cpu, or GPUs such as 0-3 or 0,2, not {text!r}", hint="Count from 0")
-    found: list[int] = []
-    for piece in () if text == "cpu" else text.split(","):
-        first, _, last = piece.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    if len(set(found)) != len(found) or (text != "cpu" and not found):
-        raise SettingsError(f"`{name}` is {text!r}: a GPU twice, or none", hint="Name each once, as 0-3")
-    return tuple(found)
 
 
 def placement_of(generate: str | None, train: str | None) -> Placement | None:

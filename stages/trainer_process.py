@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nanoskyrl.stages.errors import EngineError
 from nanoskyrl.stages.follow import KEEPER, STOP_FILE
+from nanoskyrl.stages.gpus import visible
 from nanoskyrl.stages.manifest import is_finished
 from nanoskyrl.stages.session import Session, as_toml
 from nanoskyrl.stages.storage import make_directory
@@ -53,11 +54,10 @@ class TrainerProcess:
             sys.executable, "-m", "nanoskyrl_cli.main", "train", "--follow", "--run", str(self.run.root),
             "--config", str(settings), "--num-processes", str(max(1, len(self.gpus))), *self._arguments,
         ]  # fmt: skip
-        places = ",".join(map(str, self.gpus))
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": places, KEEPER: str(os.getpid())},
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": visible(self.gpus), KEEPER: str(os.getpid())},
             )  # fmt: skip
 
     def wait_for(self, step: int) -> None:

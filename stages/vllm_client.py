@@ -33,6 +33,7 @@ import aiohttp
 import numpy as np
 
 from nanoskyrl.stages.errors import EngineError, SettingsError
+from nanoskyrl.stages.gpus import visible
 from nanoskyrl.stages.vllm_config import VllmConfig
 from nanoskyrl.stages.vllm_tokens import PATH as TOKENS_PATH
 
@@ -253,8 +254,7 @@ def server_environment(gpus: Sequence[int], key: str, scratch: Path) -> dict[str
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }  # fmt: skip
     if gpus:
-        visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-        return {**found, "CUDA_VISIBLE_DEVICES": ",".join(visible[i] if visible else str(i) for i in gpus)}
+        return {**found, "CUDA_VISIBLE_DEVICES": visible(gpus)}
     # Threads that wait actively starve each other on shared cores; vLLM would leave one core to itself.
     cpu = {"OMP_WAIT_POLICY": "PASSIVE", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "SKYRL_VLLM_CPU": "1"}
     return {**found, **cpu, "CUDA_VISIBLE_DEVICES": ""}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.gpus import gpus_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +103,8 @@ class VllmConfig:
                 f"`vllm.endpoint` must be auto, completions or tokens, not {self.endpoint!r}",
                 hint="Choose one of them",
             )
-        if not re.fullmatch(r"auto|cpu|\d+(-\d+)?(,\d+(-\d+)?)*", self.gpus):
-            raise SettingsError(
-                f"`vllm.gpus` must be auto, cpu, or GPUs such as 0-3 or 0,2, not {self.gpus!r}",
-                hint="auto takes all there are",
-            )
+        if self.gpus != "auto":
+            gpus_of("vllm.gpus", self.gpus)
         for url in self.urls:
             if not re.fullmatch(r"https?://[^/\s]+/?", url):
                 raise SettingsError(
@@ -126,20 +124,12 @@ def groups_of_gpus(config: VllmConfig, found: int) -> list[tuple[int, ...]]:
     """
     if config.gpus == "cpu" or (config.gpus == "auto" and not found):
         return [()]
-    if config.gpus == "auto":
-        named = list(range(found))
-    else:
-        named = []
-        for piece in config.gpus.split(","):
-            first, _, last = piece.partition("-")
-            named += range(int(first), int(last or first) + 1)
+    named = range(found) if config.gpus == "auto" else gpus_of("vllm.gpus", config.gpus)
     if not named or max(named) >= found:
         raise SettingsError(
             f"`vllm.gpus` is {config.gpus}, and this machine has {found} GPU{'s' * (found != 1)}",
             hint="`skyrl doctor` says what there is; `--gpus cpu` runs on the CPU",
         )
-    if len(set(named)) < len(named):
-        raise SettingsError(f"`vllm.gpus` names a GPU twice: {config.gpus}", hint="`vllm.servers_per_gpu` shares GPUs")
     size = config.tensor_parallel
     if len(named) % size:
         raise SettingsError(

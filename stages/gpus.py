@@ -1,0 +1,32 @@
+"""How GPUs are named: 0-3, 0,2 or cpu."""
+
+import os
+import re
+from collections.abc import Sequence
+
+from nanoskyrl.stages.errors import SettingsError
+
+PATTERN = re.compile(r"cpu|\d+(-\d+)?(,\d+(-\d+)?)*")
+
+
+def gpus_of(name: str, text: str) -> tuple[int, ...]:
+    """Return the GPUs of 0-3, 0,2 or cpu, in order.
+
+    Raises:
+        SettingsError: it is none of these, or names one twice.
+    """
+    if not PATTERN.fullmatch(text):
+        raise SettingsError(f"`{name}` must be cpu, or GPUs such as 0-3 or 0,2, not {text!r}", hint="Count from 0")
+    found: list[int] = []
+    for piece in () if text == "cpu" else text.split(","):
+        first, _, last = piece.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    if len(set(found)) != len(found) or (text != "cpu" and not found):
+        raise SettingsError(f"`{name}` is {text!r}: a GPU twice, or none", hint="Name each once, as 0-3")
+    return tuple(found)
+
+
+def visible(gpus: Sequence[int]) -> str:
+    """Return what CUDA_VISIBLE_DEVICES must say for a process to see these, counted among those that we see."""
+    ours = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return ",".join(ours[gpu] if ours else str(gpu) for gpu in gpus)
