@@ -33,10 +33,14 @@ def _short(value: float | None) -> str:
 
 
 def curve(run: Run) -> str:
-    """Return a plot of sampled success by step, with the held-out evaluations below; empty for a run without steps."""
+    """Return a plot of sampled success by step, with the held-out evaluations below; empty for a run without steps.
+
+    Rewards that say nothing of success, such as a function's, are plotted themselves.
+    """
     lines = read_metrics(run.metrics)
-    by_step = {step: line["reward/success"] for step, line in latest(lines, "score").items()}
-    points = sorted((step, value) for step, value in by_step.items() if value is not None)
+    points, name = _points(lines, "reward/success"), "success"
+    if not points:
+        points, name = _points(lines, "reward/avg_raw_reward"), "reward"
     if not points:
         return f"no finished step in {run.root}"
     evaluations = _evaluations(lines)
@@ -48,12 +52,18 @@ def curve(run: Run) -> str:
     plotext.theme("clear")
     plotext.plot_size(WIDTH, HEIGHT)
     plotext.plot([step for step, _ in points], [value for _, value in points], marker="braille")
-    plotext.ylim(0, 1)
+    if name == "success":
+        plotext.ylim(0, 1)
     last = max(1, points[-1][0])
     plotext.xlim(0, last)
     plotext.xticks(sorted({round(last * i / 4) for i in range(5)}))
-    plotext.title("sampled success of training tasks, by step")
+    plotext.title(f"sampled {name} of training tasks, by step")
     return "\n".join([plotext.uncolorize(plotext.build()).rstrip(), evaluations]).rstrip()
+
+
+def _points(lines: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:
+    by_step = {step: line.get(key) for step, line in latest(lines, "score").items()}
+    return sorted((step, value) for step, value in by_step.items() if value is not None)
 
 
 def _evaluations(lines: list[dict[str, Any]]) -> str:

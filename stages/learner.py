@@ -271,7 +271,7 @@ class Learner:
             ) from error
         except (RuntimeError, ValueError, KeyError) as error:
             raise InputError(
-                f"the optimizer's state in `{state}` does not fit: {error}",
+                f"the optimizer's state in `{state}` does not fit: {' '.join(str(error).split())[:200]}",
                 hint="Train with the settings it was made with",
             ) from error
 

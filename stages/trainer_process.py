@@ -17,7 +17,8 @@ from nanoskyrl.stages.storage import make_directory
 LOG = "train.log"
 LOOK_SECONDS = 0.05
 STOP_SECONDS = 30.0
-LAST_WORDS = 2000
+LAST_WORDS, SHOWN = 1 << 15, 300
+"""Bytes of the log that are looked through, and characters of its error that are shown."""
 
 
 class TrainerProcess:
@@ -80,7 +81,8 @@ class TrainerProcess:
     def _last_words(self) -> str:
         text = self.log.read_bytes()[-LAST_WORDS:].decode(errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return next((line for line in reversed(lines) if line.startswith("error:")), lines[-1] if lines else "no word")
+        found = next((line for line in reversed(lines) if line.startswith("error:")), lines[-1] if lines else "no word")
+        return found[:SHOWN]
 
     def stop(self) -> None:
         """Ask it to stop, and see to it that it does."""
