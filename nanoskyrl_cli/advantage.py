@@ -21,6 +21,7 @@ from nanoskyrl_cli.options import (
     policy_path,
     print_json,
 )
+from nanoskyrl_cli.progress import working
 
 
 def advantage(
@@ -69,5 +70,7 @@ def advantage(
         else:
             show_advantages(found, file=data_stream())
         return 0
-    outcome = session.advantage(source=path(scored), output=path(out), policy=start, reference=frozen, force=force)
-    return finish(outcome, session, "train", as_json)
+    with working("advantage"):
+        outcome = session.advantage(source=path(scored), output=path(out), policy=start, reference=frozen, force=force)
+    learnable = outcome.manifest.rows_out > sum(outcome.manifest.dropped.values())
+    return finish(outcome, session, "train" if learnable else None, as_json)

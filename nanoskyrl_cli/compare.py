@@ -15,6 +15,7 @@ from nanoskyrl_cli.options import (
     policy_path,
     say,
 )
+from nanoskyrl_cli.progress import working
 
 
 def compare(
@@ -37,7 +38,8 @@ def compare(
 
     session = open_session(run, config, assignments)
     names = list(dict.fromkeys(name.strip() for name in algos.split(",") if name.strip()))
-    found = session.compare(names, source=path(advantages), policy=policy_path(policy), output=path(out))
+    with working("compare"):
+        found = session.compare(names, source=path(advantages), policy=policy_path(policy), output=path(out))
     show_comparison(found, limit, file=data_stream())
     if out:
         say(f"Wrote {out}")

@@ -19,6 +19,7 @@ from nanoskyrl_cli.options import (
     policy_path,
     print_json,
 )
+from nanoskyrl_cli.progress import working
 
 
 def evaluate(
@@ -96,7 +97,9 @@ def evaluate(
     chosen = names or session.benches()
     named = policy_path(policy)
     if not chosen:
-        return finish(session.eval(policy=named, output=path(out), force=force), session, None, as_json)
+        with working("eval"):
+            outcome = session.eval(policy=named, output=path(out), force=force)
+        return finish(outcome, session, None, as_json)
     return _run(session, chosen, named, out, force, as_json)
 
 
@@ -110,7 +113,8 @@ def _run(session: Any, names: list[str], policy: Any, out: str | None, force: bo
     for name in names:
         place = path(out)
         try:
-            outcome = session.eval(name, policy=policy, output=None if place is None else place / name, force=force)
+            with working(f"eval: {name}"):
+                outcome = session.eval(name, policy=policy, output=None if place is None else place / name, force=force)
         except ShortError as error:  # the next benchmark may be answered again
             say(f"error: {error}\n\nhint: {error.hint}")
             code = max(code, error.exit_code)

@@ -22,7 +22,7 @@ def grade(
 ) -> int:
     """Grade answers by the graders of every environment and benchmark; print each row with `correct` and `why`.
 
-    Kinds: math, set, tuple, mcq, number, code, tool_call, final_answer.
+    Kinds: math, set, tuple, mcq, number, code, tool_call, final_answer, stated_answer.
 
     Example: skyrl grade answers.jsonl
     """

@@ -9,7 +9,7 @@ from nanoskyrl_cli.options import ForceOption, RunOption, SetOption, say
 
 def init(
     run: RunOption = None,
-    preset: Annotated[str | None, typer.Option(help="Begin from a preset: quickstart.", show_default=False)] = None,
+    preset: Annotated[str | None, typer.Option(help="Begin from a preset: see skyrl list.", show_default=False)] = None,
     assignments: SetOption = None,
     force: ForceOption = False,
     rebuild_starter: Annotated[

@@ -10,7 +10,9 @@ from nanoskyrl_cli.options import JsonOption, emit, print_json
 def list_names(
     kind: Annotated[
         str | None,
-        typer.Argument(help="env, bench, engine, algo, estimator, tool or preset; default: all.", show_default=False),
+        typer.Argument(
+            help="env, bench, engine, algo, estimator, tool, family or preset; default: all.", show_default=False
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

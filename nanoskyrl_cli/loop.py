@@ -15,6 +15,7 @@ from nanoskyrl_cli.options import (
     say,
     settings_of,
 )
+from nanoskyrl_cli.progress import working
 
 
 def loop(
@@ -22,7 +23,7 @@ def loop(
         int | None, typer.Option(help="Policies to train, from the beginning of the run.", show_default=False)
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="Settings that ship with nanoskyrl: quickstart.", show_default=False)
+        str | None, typer.Option(help="Settings that ship with nanoskyrl: see skyrl list.", show_default=False)
     ] = None,
     env: EnvOption = None,
     algo: AlgoOption = None,
@@ -56,7 +57,14 @@ def loop(
         "loop": {"steps": steps, "gpus_generate": gpus_generate, "gpus_train": gpus_train},
     }
     found, settings, _ = settings_of(run, config, assignments, flags, preset=preset)
-    done = run_loop(found, settings, report=lambda step, numbers: say(report_line(step, numbers)), force=force)
+    with working("loop") as now:
+        done = run_loop(
+            found,
+            settings,
+            report=lambda step, numbers: say(report_line(step, numbers)),
+            begins=lambda step, stage: now(f"step {step}: {stage}"),
+            force=force,
+        )
     say(curve(found) if done else f"up to date: {found.root}")
     say(f"Run: {found.root}")
     say(f"Next: skyrl show {found.root}, or skyrl show {found.root} --timing")

@@ -19,6 +19,7 @@ from nanoskyrl_cli.options import (
     open_session,
     path,
 )
+from nanoskyrl_cli.progress import working
 
 
 def rollout(
@@ -76,4 +77,6 @@ def rollout(
     offered = [tool.strip() for tool in tools.split(",")] if tools else None
     of_env = {"data": data, "tools": offered, "sandbox": sandbox}
     session = open_session(run, config, assignments, flags, of_env=of_env)
-    return finish(session.rollout(output=path(out), force=force), session, "score", as_json)
+    with working("rollout"):
+        outcome = session.rollout(output=path(out), force=force)
+    return finish(outcome, session, "score", as_json)

@@ -17,6 +17,7 @@ from nanoskyrl_cli.options import (
     path,
     weights,
 )
+from nanoskyrl_cli.progress import working
 
 
 def score(
@@ -39,5 +40,6 @@ def score(
     Example: skyrl score
     """
     session = open_session(run, config, assignments, {"score": {"rewards": weights(reward) if reward else None}})
-    outcome = session.score(source=path(rollout), output=path(out), force=force)
+    with working("score"):
+        outcome = session.score(source=path(rollout), output=path(out), force=force)
     return finish(outcome, session, "advantage", as_json)

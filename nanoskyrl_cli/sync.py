@@ -16,6 +16,7 @@ from nanoskyrl_cli.options import (
     open_session,
     path,
 )
+from nanoskyrl_cli.progress import working
 
 
 def sync(
@@ -35,5 +36,6 @@ def sync(
     Example: skyrl sync
     """
     session = open_session(run, config, assignments)
-    outcome = session.sync(source=path(trained), output=path(out), target=path(target), force=force)
+    with working("sync"):
+        outcome = session.sync(source=path(trained), output=path(out), target=path(target), force=force)
     return finish(outcome, session, "rollout", as_json)

@@ -22,6 +22,7 @@ from nanoskyrl_cli.options import (
     print_numbers,
     say,
 )
+from nanoskyrl_cli.progress import working
 
 
 def train(
@@ -80,8 +81,9 @@ def train(
 
         if is_main():
             session.begin()
+            say(f"Following {session.run.root}: each step is trained when its scores are finished.")
         done = stage(session, steps=steps, keep_states=stage_config(session.settings, "loop").keep_states, say=say)
-        say(f"Stopped after {done} steps.")
+        say(f"Stopped after {done} step{'s' * (done != 1)}.")
         return 0
     if dry_run:
         print_numbers(
@@ -90,11 +92,12 @@ def train(
         return 0
     from nanoskyrl.stages.storage import as_path
 
-    outcome = session.train(
-        source=[as_path(name) for name in advantages or ()],
-        output=path(out),
-        policy=policy_path(policy),
-        state=path(state),
-        force=force,
-    )
+    with working("train"):
+        outcome = session.train(
+            source=[as_path(name) for name in advantages or ()],
+            output=path(out),
+            policy=policy_path(policy),
+            state=path(state),
+            force=force,
+        )
     return finish(outcome, session, "sync", as_json)

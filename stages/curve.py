@@ -1,9 +1,12 @@
 """A run's learning curve as plain text, and one line for each step while it runs."""
 
+import json
+import re
 from typing import Any
 
+from nanoskyrl.stages.manifest import SUMMARY, is_finished
 from nanoskyrl.stages.metrics import latest, read_metrics
-from nanoskyrl.stages.runs import Run
+from nanoskyrl.stages.runs import EVALUATIONS, Run
 
 WIDTH, HEIGHT = 72, 16
 BAR = 20
@@ -41,11 +44,11 @@ def curve(run: Run) -> str:
     points, name = _points(lines, "reward/success"), "success"
     if not points:
         points, name = _points(lines, "reward/avg_raw_reward"), "reward"
+    below = evaluations(run)
     if not points:
-        return f"no finished step in {run.root}"
-    evaluations = _evaluations(lines)
+        return below or f"no finished step in {run.root}"
     if len(points) == 1:
-        return evaluations
+        return below
     import plotext
 
     plotext.clear_figure()
@@ -58,7 +61,7 @@ def curve(run: Run) -> str:
     plotext.xlim(0, last)
     plotext.xticks(sorted({round(last * i / 4) for i in range(5)}))
     plotext.title(f"sampled {name} of training tasks, by step")
-    return "\n".join([plotext.uncolorize(plotext.build()).rstrip(), evaluations]).rstrip()
+    return "\n".join([plotext.uncolorize(plotext.build()).rstrip(), below]).rstrip()
 
 
 def _points(lines: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:
@@ -66,14 +69,15 @@ def _points(lines: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:
     return sorted((step, value) for step, value in by_step.items() if value is not None)
 
 
-def _evaluations(lines: list[dict[str, Any]]) -> str:
+def evaluations(run: Run) -> str:
+    """Return a line for each finished evaluation in the run, by what was evaluated."""
     rows = []
-    found = {}
-    for line in lines:
-        if line.get("stage") == "eval" and isinstance(line.get("step"), int):
-            name = next(key.split("/")[1] for key in line if key.startswith("eval/"))
-            found[line["step"], name] = line
-    for (version, name), line in sorted(found.items()):
-        success, samples = line.get(f"eval/{name}/success"), line.get(f"eval/{name}/samples")
-        rows.append(f"held-out {name}, policy {version}: success {_percent(success).strip()} on {samples} samples")
+    for summary in sorted((run.root / EVALUATIONS).glob(f"*/*/{SUMMARY}")):
+        if not is_finished(summary.parent):
+            continue
+        numbers = json.loads(summary.read_bytes())
+        who = summary.parent.parent.name
+        who = f"policy {int(who)}" if re.fullmatch(r"0\d{7}", who) else who
+        success, samples = _percent(numbers.get("success")).strip(), numbers.get("samples")
+        rows.append(f"held-out {summary.parent.name}, {who}: success {success} on {samples} samples")
     return "\n".join(rows)

@@ -15,7 +15,7 @@ from nanoskyrl.eval.passk import mean_interval
 from nanoskyrl.eval.patches import read_predictions
 from nanoskyrl.eval.rows import bench_rows
 from nanoskyrl.eval.swe_harness import find_log, report
-from nanoskyrl.stages.errors import InputError
+from nanoskyrl.stages.errors import InputError, SettingsError
 
 NEEDED = ("kind", "gold", "pred")
 
@@ -35,7 +35,7 @@ def grade_rows(path: Path) -> Iterator[dict[str, Any]]:
             pred = json.dumps(pred, ensure_ascii=False)
         try:
             verdict = grade(row["kind"], row["gold"], pred)
-        except InputError as error:
+        except (InputError, SettingsError) as error:
             raise InputError(f"{place}: {error}", hint=error.hint) from error
         yield {**row, "correct": verdict.correct, "why": verdict.why}
 

@@ -67,6 +67,7 @@ class LoopConfig:
 
 
 Report = Callable[[int, dict[str, Any]], None]
+Begins = Callable[[int, str], None]
 
 
 def resolve(session: Session) -> dict[str, dict[str, Any]]:
@@ -98,13 +99,21 @@ def resolve(session: Session) -> dict[str, dict[str, Any]]:
     return resolved
 
 
-def loop(run: Run, settings: Settings, *, report: Report = lambda step, numbers: None, force: bool = False) -> int:
+def loop(
+    run: Run,
+    settings: Settings,
+    *,
+    report: Report = lambda step, numbers: None,
+    begins: Begins = lambda step, stage: None,
+    force: bool = False,
+) -> int:
     """Train until the run has as many policies as asked for, and return how many steps were done now.
 
     Args:
         run: The run's directory; a new one, or one to go on with.
         settings: Tables, merged.
         report: Called after each step, and after each evaluation, with the newest numbers.
+        begins: Called when a stage begins here.
         force: Go on with other settings than the run began with.
 
     Raises:
@@ -122,13 +131,13 @@ def loop(run: Run, settings: Settings, *, report: Report = lambda step, numbers:
 
     with locked(run.root):
         try:
-            return _steps(session, config, told, force=force)
+            return _steps(session, config, told, begins, force=force)
         finally:
             session.close()
             trackers.close()
 
 
-def _steps(session: Session, config: LoopConfig, report: Report, *, force: bool) -> int:
+def _steps(session: Session, config: LoopConfig, report: Report, begins: Begins, *, force: bool) -> int:
     run = session.run
     _keep_settings(run, resolve(session), force)
     session.begin()
@@ -146,7 +155,7 @@ def _steps(session: Session, config: LoopConfig, report: Report, *, force: bool)
 
     if place is not None and place.apart:
         trainer = TrainerProcess(session, place.train, config.steps, config.keep_states)
-        overlapped(session, trainer, first, config.steps, done)
+        overlapped(session, trainer, first, config.steps, done, begins)
         return max(0, config.steps - first)
     for step in range(first, config.steps):
         if step == first + 1:
@@ -157,6 +166,7 @@ def _steps(session: Session, config: LoopConfig, report: Report, *, force: bool)
         for stage in STAGES:
             if place is not None and stage == "advantage":
                 session.close()  # the servers make room on the GPUs that they share with the learner
+            begins(step, stage)
             getattr(session, stage)(step, force=force and step == first)
             if place is not None and stage == "train":
                 session.release_learner()

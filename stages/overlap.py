@@ -14,7 +14,14 @@ from nanoskyrl.stages.session import Session
 from nanoskyrl.stages.trainer_process import TrainerProcess
 
 
-def overlapped(session: Session, trainer: TrainerProcess, first: int, steps: int, done: Callable[[int], None]) -> None:
+def overlapped(
+    session: Session,
+    trainer: TrainerProcess,
+    first: int,
+    steps: int,
+    done: Callable[[int], None],
+    begins: Callable[[int, str], None] = lambda step, stage: None,
+) -> None:
     """Generate and score steps here while the trainer trains them.
 
     Args:
@@ -23,6 +30,7 @@ def overlapped(session: Session, trainer: TrainerProcess, first: int, steps: int
         first: The first step without a finished sync.
         steps: Where to end.
         done: Called when a step's policy is published.
+        begins: Called when a stage begins here.
 
     Raises:
         EngineError: the trainer ended.
@@ -34,6 +42,7 @@ def overlapped(session: Session, trainer: TrainerProcess, first: int, steps: int
         nonlocal published, began
         while published < until:
             waiting = time.perf_counter()
+            begins(published, "waiting for train")
             trainer.wait_for(published)
             waited = time.perf_counter() - waiting
             session.sync(published)
@@ -49,7 +58,9 @@ def overlapped(session: Session, trainer: TrainerProcess, first: int, steps: int
     try:
         for step in range(first, steps):
             publish(max(first, step - session.config.lag))
+            begins(step, "rollout")
             session.rollout(step)
+            begins(step, "score")
             session.score(step)
         publish(steps)
     finally:

@@ -19,6 +19,8 @@ from nanoskyrl.stages.manifest import is_finished
 from nanoskyrl.stages.metrics import METRICS
 
 DEFAULT_RUN = "runs/default"
+EVALUATIONS = "evals"
+"""Folder of a run's evaluations, by policy and then by what was evaluated."""
 STAGES = ("rollout", "score", "advantage", "train", "sync")
 INPUT_OF = {"score": "rollout", "advantage": "score", "train": "advantage", "sync": "train"}
 NUMBER = re.compile("[0-9]{1,9}")

@@ -19,7 +19,7 @@ from nanoskyrl.stages.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.metrics import METRICS, MetricsLog
 from nanoskyrl.stages.policy import check_policy, policy_digest, publish, read_info, resolve_policy
 from nanoskyrl.stages.registry import lookup
-from nanoskyrl.stages.runs import INPUT_OF, Run, RunConfig, is_main, step_of, version_of
+from nanoskyrl.stages.runs import EVALUATIONS, INPUT_OF, Run, RunConfig, is_main, step_of, version_of
 from nanoskyrl.stages.storage import is_local, make_directory, remove_tree, write_whole
 
 WITHOUT_POLICY = ("scripted", "openai")
@@ -322,7 +322,9 @@ class Session:
         """Return the policy that training starts from."""
         if policy is None:
             if step is None:
-                raise SettingsError("train needs a policy to start from", hint="Name one with `--policy`")
+                raise SettingsError(
+                    "train needs a policy to start from", hint="Name it with `--policy`, or its run with `--run`"
+                )
             policy = self.start_of(step)
         return policy
 
@@ -386,12 +388,12 @@ class Session:
             policy = None
         elif policy is None:
             policy = self.policy_of((self.run.policies() or [0])[-1])
-        version = version_of(policy) if policy else 0
+        version = version_of(policy) if policy else None
         # A policy from elsewhere has no version here; its digest names the evaluation.
         place = f"{version:08d}" if version is not None else policy_digest(policy)[:8] if policy else "scripted"
         if rollout_config.engine == "openai":
             place = re.sub(r"[^\w.-]+", "_", str(self.engine_config("openai").model or "openai"))
-        target = output or self.run.root / "evals" / place / (name or config.env or rollout_config.env)
+        target = output or self.run.root / EVALUATIONS / place / (name or config.env or rollout_config.env)
         was, log = is_finished(target) and not force, self._log(target, version)
         engine = self._engine_for(rollout_config.engine)
         manifest = evaluate(
@@ -411,7 +413,9 @@ class Session:
         source, step = self._source(stage, step, source)
         if output is None:
             if step is None:
-                raise SettingsError(f"`{stage}` needs a place for its output", hint="Name one with `--out`")
+                raise SettingsError(
+                    f"`{stage}` needs a place for its output", hint="Name one with `--out`, or the run with `--run`"
+                )
             output = self.run.stage(step, stage)
         return source, output, step
 

@@ -9,7 +9,7 @@ from nanoskyrl.stages.digests import digest_file
 from nanoskyrl.stages.errors import InputError
 from nanoskyrl.stages.manifest import MANIFEST, Manifest, is_finished, read_manifest
 from nanoskyrl.stages.policy import critic_digest, policy_digest
-from nanoskyrl.stages.runs import INPUT_OF, STAGES, Run
+from nanoskyrl.stages.runs import EVALUATIONS, INPUT_OF, STAGES, Run
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ def verify(place: Path) -> Verdict:
         _check_policy(run, version, verdict)
     for step in run.steps():
         _check_step(run, step, verdict)
-    for folder in sorted(path for path in (place / "evals").glob("*/*") if path.is_dir()):
+    for folder in sorted(path for path in (place / EVALUATIONS).glob("*/*") if path.is_dir()):
         _check_directory(folder, verdict)
     return verdict
 
