@@ -11,9 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nasty import actions
 
+from nanoskyrl.envs.actions import final_answer
 from nanoskyrl.envs.base import check_metadata, check_observation, check_step
 from nanoskyrl.stages.config import plugin_config
 from nanoskyrl.stages.registry import ENVS, lookup
+from nanoskyrl.stages.rollout import summary
 from nanoskyrl.stages.score import judge
 from nanoskyrl.stages.trajectory import ToolCall, from_table, to_table
 
@@ -53,21 +55,25 @@ def test_there_are_two_hundred_nasty_actions():
 @pytest.mark.parametrize("name", INSIDE)
 def test_every_nasty_action_is_answered(name):
     env = environment(name)
-    task, kinds = env.tasks("train")[0], Counter()
+    task, kinds, valid = env.tasks("train")[0], Counter(), 0
     episode = env.start()
     check_observation(episode.reset(task, 0))
     for action in actions():
         step = episode.step(action)
         check(step)
         kinds.update(call.error for call in step.tool_calls if call.error)
+        if all(call.ok for call in step.tool_calls):
+            valid += 1
+            assert step.tool_calls or final_answer(action) is not None, action[:80]
+        else:
+            assert step.observation, action[:80]
         if step.done:
             episode.close()
             episode = env.start()
             episode.reset(task, 0)
     check_metadata(episode.close() or {})
-    if name != "text_math":  # it has no calls: whatever is written is the answer
-        assert len(kinds) >= 1
-        assert sum(kinds.values()) >= 20
+    assert sum(kinds.values()) >= len(actions()) - valid
+    assert valid < len(actions()) / 3
 
 
 @pytest.mark.parametrize("name", INSIDE)
@@ -92,7 +98,15 @@ def test_tool_use_counts_mistakes_by_kind():
     episode = env.start()
     episode.reset(env.tasks("train")[0], 0)
     kinds = Counter(call.error for action in actions() for call in episode.step(action).tool_calls if call.error)
-    assert set(kinds) == {"malformed", "bad_arguments", "unknown_tool", "tool_error", "too_many_calls"}
+    assert set(kinds) == {"malformed", "bad_arguments", "unknown_tool", "tool_error", "too_many_calls", "no_answer"}
+
+
+def test_a_missing_answer_is_not_counted_as_a_call():
+    env = environment("tool_use")
+    task = env.tasks("train")[0]
+    rows = [row_for(env, task, actions) for actions in (["no idea"], [*env.expert(task)[:-1], "no idea"])]
+    rows = [dataclasses.replace(row, trajectory_id=str(i)) for i, row in enumerate(rows)]
+    assert summary(iter([to_table(rows)]))["rollout/turns_with_tool_calls"] == 1
 
 
 @pytest.mark.parametrize("name", INSIDE)
