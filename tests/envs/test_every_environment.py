@@ -1,23 +1,21 @@
 """What holds for every environment that is registered, whatever it is about."""
 
 import dataclasses
-import json
 from collections import Counter
 from functools import cache
 
 import pytest
 from envs_rows import row_for
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from nasty import actions
+from nasty import TEXTS, actions, check_answered
 
 from nanoskyrl.envs.actions import final_answer
-from nanoskyrl.envs.base import check_metadata, check_observation, check_step
+from nanoskyrl.envs.base import check_metadata, check_observation
 from nanoskyrl.stages.config import plugin_config
 from nanoskyrl.stages.registry import ENVS, lookup
 from nanoskyrl.stages.rollout import summary
 from nanoskyrl.stages.score import judge
-from nanoskyrl.stages.trajectory import ToolCall, from_table, to_table
+from nanoskyrl.stages.trajectory import from_table, to_table
 
 OUTSIDE = {"openenv": "wants a server", "fleet": "wants task files", "skyrl_gym": "wants the name of one of its own"}
 """Environments whose world is elsewhere: their own tests put the same texts to it."""
@@ -26,26 +24,11 @@ SETTINGS = {
     "tool_use": {"kinds": ["calculator", "search", "multi_hop", "data", "mixed"], "n_train": 32, "n_test": 8},
     "text_math": {"n_train": 32, "n_test": 8},
 }
-PIECES = (
-    "<tool_call>", "</tool_call>", "<answer>", "</answer>", "<action>", "</action>", "search[", "click[", "]", "go to ",
-    '{"tool": "search", "args": {"query": "x"}}', "{", "}", '"',
-)  # fmt: skip
 
 
 @cache
 def environment(name):
     return lookup("env", name)(plugin_config({name: SETTINGS.get(name, {})}, "env", name))
-
-
-def check(step):
-    """The step can be shown and stored, and every call that failed says which kind of mistake it was."""
-    check_step(step)
-    for message in step.messages:
-        json.dumps(message)
-    for call in step.tool_calls:
-        assert isinstance(call, ToolCall)
-        assert call.ok == (call.error is None)
-    assert step.done or step.observation
 
 
 def test_there_are_two_hundred_nasty_actions():
@@ -60,7 +43,7 @@ def test_every_nasty_action_is_answered(name):
     check_observation(episode.reset(task, 0))
     for action in actions():
         step = episode.step(action)
-        check(step)
+        check_answered(step)
         kinds.update(call.error for call in step.tool_calls if call.error)
         if all(call.ok for call in step.tool_calls):
             valid += 1
@@ -80,14 +63,13 @@ def test_every_nasty_action_is_answered(name):
 def test_no_text_raises(name):
     env = environment(name)
     task = env.tasks("train")[0]
-    pieces = st.sampled_from(PIECES)
 
     @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(st.lists(pieces | st.text(max_size=8), max_size=8).map("".join))
+    @given(TEXTS)
     def anything(text):
         episode = env.start()
         episode.reset(task, 0)
-        check(episode.step(text))
+        check_answered(episode.step(text))
         episode.close()
 
     anything()
