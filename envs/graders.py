@@ -15,7 +15,7 @@ from nanoskyrl.envs.answers import leading_number, same_answer
 from nanoskyrl.envs.base import VerifierTimeout
 from nanoskyrl.envs.workers import WorkerDied, Workers, WorkerTimeout
 from nanoskyrl.stages.errors import InputError, SettingsError, did_you_mean
-from nanoskyrl.stages.trajectory import Trajectory
+from nanoskyrl.stages.trajectory import ToolCall, Trajectory
 
 POOL = Workers(quiet=True)
 """For libraries that may never come back; they print what they do not understand."""
@@ -33,8 +33,12 @@ class Verdict:
     """`right`, or what is wrong, or `timeout` or `died` where there is no verdict."""
 
 
+NO_ANSWER = "no_answer"
+"""The kind of mistake of a turn that ends an attempt and holds no answer."""
 RIGHT, WRONG = Verdict(True, "right"), Verdict(False, "another answer")
 NONE = Verdict(False, "no answer")
+UNANSWERED = ToolCall(tool=None, result="no answer was found", ok=False, error=NO_ANSWER)
+"""Recorded in place of a call, so that such turns can be counted beside calls that failed."""
 
 
 def grade(kind: str, gold: Any, pred: str | None, *, seconds: float = SECONDS) -> Verdict:
@@ -91,11 +95,20 @@ def answer_verdict(trajectory: Trajectory) -> tuple[bool, bool]:
     action = trajectory.turns[-1].action if trajectory.turns else ""
     gold = trajectory.metadata["ground_truth"]
     kind = trajectory.metadata.get("grader")
+    answer = answer_in(action, kind)
     if kind is None:
-        answer = final_answer(action)
         return answer is not None, same_answer(answer, str(gold))
-    answer = stated_answer(action) if kind == "stated_answer" else final_answer(action)
     return answer is not None, judged(grade(kind, gold, action))
+
+
+def answer_in(action: str, kind: str | None) -> str | None:
+    """Return the answer that a grader of this kind looks at, or None if there is none."""
+    return stated_answer(action) if kind == "stated_answer" else final_answer(action)
+
+
+def unanswered(action: str, kind: str | None) -> list[ToolCall]:
+    """Return the record of a last turn that does not answer; of one that does, nothing."""
+    return [UNANSWERED] if answer_in(action, kind) is None else []
 
 
 def _math(gold: Any, pred: str, seconds: float) -> Verdict:

@@ -223,7 +223,7 @@ class WithTools(Benchmark):
 
     def start(self) -> Episode:
         """Return a fresh episode: calls are answered until there is a reply without any."""
-        return self._tool_use.start() if self.config.tools else OneReply()
+        return self._tool_use.start(in_tags=False) if self.config.tools else OneReply()
 
     def score(self, trajectory: Trajectory) -> Score:
         """Judge the last reply; one that only calls a tool answers nothing."""
