@@ -388,7 +388,7 @@ class Session:
             output: Where the shards go; None: their place in the run.
             force: Replace an output made under other settings.
         """
-        from nanoskyrl.stages.eval import evaluate
+        from nanoskyrl.stages.eval import evaluate, settings_of
 
         config = stage_config(self.settings, "eval")
         rollout_config = stage_config(self.settings, "rollout", seed=self.config.seed)
@@ -401,13 +401,14 @@ class Session:
         place = f"{version:08d}" if version is not None else policy_digest(policy)[:8] if policy else "scripted"
         if rollout_config.engine == "openai":
             place = re.sub(r"[^\w.-]+", "_", str(self.engine_config("openai").model or "openai"))
-        target = output or self.run.root / EVALUATIONS / place / (name or config.env or rollout_config.env)
+        name = name or config.env or rollout_config.env
+        target = output or self.run.root / EVALUATIONS / place / name
         was, log = is_finished(target) and not force, self._log(target, version)
-        engine = self._engine_for(rollout_config.engine)
+        settings = settings_of(name, rollout_config.engine, self.settings)
+        engine = self._engine_for(rollout_config.engine, settings)
         manifest = evaluate(
-            policy, target, config, rollout_config, name=name, settings=self.settings, engine=engine, force=force,
-            log=log,
-        )  # fmt: skip
+            policy, target, config, rollout_config, name=name, settings=settings, engine=engine, force=force, log=log
+        )
         return Outcome(manifest, target, was)
 
     def benches(self) -> list[str]:
@@ -471,15 +472,18 @@ class Session:
         inside = self.run.root.resolve() in output.resolve().parents
         return MetricsLog(self.run.metrics if inside else output.parent / METRICS, step)
 
-    def _engine_for(self, name: str) -> Engine | None:
+    def _engine_for(self, name: str, settings: Settings | None = None) -> Engine | None:
+        """Return the engine that stays up; one of its own where the settings of an evaluation are others."""
         if not self.keep_up and name != SERVED:
             return None
-        if name not in self._engines:
-            engine = make_engine(name, self.engine_config(name))
+        config = plugin_config(settings or self.settings, "engine", name)
+        key = name if config == self.engine_config(name) else f"{name} of evaluations"
+        if key not in self._engines:
+            engine = make_engine(name, config)
             if hasattr(engine, "place"):  # it finds servers of the run, and writes logs there
                 engine.place = self.run.root  # type: ignore[union-attr]
-            self._engines[name] = engine
-        return self._engines[name]
+            self._engines[key] = engine
+        return self._engines[key]
 
     @property
     def world(self) -> Any:
