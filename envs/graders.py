@@ -129,8 +129,10 @@ def _math(gold: Any, pred: str, seconds: float) -> Verdict:
     return RIGHT if verdict else WRONG
 
 
-def _members(text: str) -> list[str]:
-    """Split at commas that stand in no bracket; outer brackets and braces do not count."""
+def _members(text: Any) -> list[str]:
+    """Split at commas that stand in no bracket; outer brackets and braces do not count. A list is split already."""
+    if isinstance(text, list):
+        return [str(member) for member in text]
     text = grade_math.normalize(grade_math.last_box(text) or text)
     text = text.replace("\\{", "{").replace("\\}", "}")
     if grade_math.is_one_pair(text):
@@ -146,7 +148,7 @@ def _members(text: str) -> list[str]:
 
 def _tuple(gold: Any, pred: str, seconds: float) -> Verdict:
     """Compare members in their order."""
-    wanted, found = _members(str(gold)), _members(pred)
+    wanted, found = _members(gold if isinstance(gold, list) else str(gold)), _members(pred)
     if not found:
         return NONE
     if len(wanted) != len(found):
@@ -160,7 +162,8 @@ def _tuple(gold: Any, pred: str, seconds: float) -> Verdict:
 
 def _set(gold: Any, pred: str, seconds: float) -> Verdict:
     """Compare members in any order; each wanted one must be found once, and nothing else."""
-    wanted, left = _distinct(_members(str(gold)), seconds), _distinct(_members(pred), seconds)
+    wanted = _distinct(_members(gold if isinstance(gold, list) else str(gold)), seconds)
+    left = _distinct(_members(pred), seconds)
     if not left:
         return NONE
     if len(left) != len(wanted):

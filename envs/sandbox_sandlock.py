@@ -34,7 +34,7 @@ from nanoskyrl.envs.sandbox import Limits, Ran
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 
 NOBODY = 65534
-LOOK_SECONDS = 0.1
+LOOK_SECONDS, GRACE_SECONDS = 0.1, 1.0
 # sandlock demands a group beside the user, and then warns that it makes no use of it.
 warnings.filterwarnings("ignore", message="Policy field 'gid'")
 SPARE_MB = 64
@@ -59,7 +59,7 @@ def run_python(code: str, stdin: str, files: dict[str, bytes], limits: Limits, f
     lay_out(folder, code, files)
     with (
         tempfile.TemporaryDirectory(prefix="skyrl-sandbox-") as storage,
-        _fifos_opened(Path(storage), limits.seconds),
+        _fifos_opened(Path(storage), limits.seconds + GRACE_SECONDS),
     ):
         return _run(
             limited(python_argv(), memory_mb=limits.memory_mb, file_mb=limits.file_mb),

@@ -54,6 +54,13 @@ def test_a_kind_that_is_no_name_is_refused(kind):
         grade(kind, "1", "1")
 
 
+@pytest.mark.parametrize(
+    ("kind", "pred", "right"), [("set", "b, a", True), ("tuple", "a, b", True), ("tuple", "b, a", False)]
+)
+def test_a_gold_may_be_a_list_of_texts(kind, pred, right):
+    assert grade(kind, ["a", "b"], pred).correct is right
+
+
 @pytest.mark.parametrize("commit", ["--output=victim", "HEAD", "", "abc", "--index-output=victim"])
 def test_a_commit_is_no_option_of_git(tmp_path, commit, monkeypatch):
     monkeypatch.chdir(tmp_path)
