@@ -15,7 +15,7 @@ from nanoskyrl.envs.answers import leading_number, same_answer
 from nanoskyrl.envs.base import VerifierTimeout
 from nanoskyrl.envs.workers import WorkerDied, Workers, WorkerTimeout
 from nanoskyrl.stages.errors import InputError, SettingsError, did_you_mean
-from nanoskyrl.stages.trajectory import Trajectory
+from nanoskyrl.stages.trajectory import ToolCall, Trajectory
 
 POOL = Workers(quiet=True)
 """For libraries that may never come back; they print what they do not understand."""
@@ -33,8 +33,12 @@ class Verdict:
     """`right`, or what is wrong, or `timeout` or `died` where there is no verdict."""
 
 
+NO_ANSWER = "no_answer"
+"""The kind of mistake of a turn that ends an attempt and holds no answer."""
 RIGHT, WRONG = Verdict(True, "right"), Verdict(False, "another answer")
 NONE = Verdict(False, "no answer")
+UNANSWERED = ToolCall(tool=None, result="no answer was found", ok=False, error=NO_ANSWER)
+"""Recorded in place of a call, so that such turns can be counted beside calls that failed."""
 
 
 def grade(kind: str, gold: Any, pred: str | None, *, seconds: float = SECONDS) -> Verdict:
@@ -51,9 +55,15 @@ def grade(kind: str, gold: Any, pred: str | None, *, seconds: float = SECONDS) -
         InputError: the gold is not what this kind takes.
         SandboxError: code is to be graded, and no sandbox works here.
     """
+    if not isinstance(kind, str):
+        raise SettingsError(f"the kind of a grader is a name, not {kind!r}", hint=f"Choose from {', '.join(KINDS)}")
     if kind not in KINDS:
         raise SettingsError(
             f"unknown grader `{kind}`", hint=did_you_mean(kind, KINDS) or f"Choose from {', '.join(KINDS)}"
+        )
+    if gold is None:
+        raise InputError(
+            "the gold answer is null", hint="Leave out rows without one: nothing can be compared with them"
         )
     if pred is None:
         return NONE
@@ -85,11 +95,20 @@ def answer_verdict(trajectory: Trajectory) -> tuple[bool, bool]:
     action = trajectory.turns[-1].action if trajectory.turns else ""
     gold = trajectory.metadata["ground_truth"]
     kind = trajectory.metadata.get("grader")
+    answer = answer_in(action, kind)
     if kind is None:
-        answer = final_answer(action)
         return answer is not None, same_answer(answer, str(gold))
-    answer = stated_answer(action) if kind == "stated_answer" else final_answer(action)
     return answer is not None, judged(grade(kind, gold, action))
+
+
+def answer_in(action: str, kind: str | None) -> str | None:
+    """Return the answer that a grader of this kind looks at, or None if there is none."""
+    return stated_answer(action) if kind == "stated_answer" else final_answer(action)
+
+
+def unanswered(action: str, kind: str | None) -> list[ToolCall]:
+    """Return the record of a last turn that does not answer; of one that does, nothing."""
+    return [UNANSWERED] if answer_in(action, kind) is None else []
 
 
 def _math(gold: Any, pred: str, seconds: float) -> Verdict:
@@ -185,7 +204,8 @@ def _stated(text: str) -> str:
 
 def _mcq(gold: Any, pred: str, seconds: float) -> Verdict:
     """Compare letters; an index counts from 0, and is A. Only a letter that is stated as the answer counts."""
-    wanted = chr(ord("A") + gold) if isinstance(gold, int) and not isinstance(gold, bool) else str(gold).strip().upper()
+    indexed = isinstance(gold, int) and not isinstance(gold, bool) and 0 <= gold < 26
+    wanted = chr(ord("A") + gold) if indexed else str(gold).strip().upper()
     if len(wanted) != 1 or not "A" <= wanted <= "Z":
         raise InputError(f"the gold answer {gold!r} is no letter", hint="Give a letter, or an index that counts from 0")
     found = letter_of(grade_math.last_box(pred) or final_answer(pred) or pred)
@@ -236,6 +256,17 @@ def _code(gold: Any, pred: str, seconds: float) -> Verdict:
 
     if not isinstance(gold, dict) or not ("tests" in gold or {"inputs", "outputs"} <= gold.keys()):
         raise InputError("the gold of a program has no tests", hint="Give `tests`, or `inputs` and `outputs`")
+    tests = gold.get("tests", "-")
+    texts = [tests] if isinstance(tests, str) else tests if isinstance(tests, list) else [None]
+    pairs = [gold.get(name, []) for name in ("inputs", "outputs")]
+    whole = all(isinstance(text, str) and text.strip() for text in texts) and texts
+    if not whole or not all(isinstance(each, list) for each in pairs) or len(pairs[0]) != len(pairs[1]):
+        raise InputError(
+            "the tests of a program are texts, and its inputs and outputs lists of one length",
+            hint="See docs/graders.md",
+        )
+    if "tests" not in gold and not (pairs[0] and all(isinstance(text, str) for each in pairs for text in each)):
+        raise InputError("the inputs and outputs of a program are texts, one at the least", hint="See docs/graders.md")
     correct, why = passes(gold, pred)
     return Verdict(correct, why)
 

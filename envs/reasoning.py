@@ -1,6 +1,7 @@
 """Tasks of reasoning-gym by name: `text_math.family = "reasoning_gym:chain_sum"` (extra `reasoning_gym`).
 
 A row keeps which entry it is, not the entry: the same version of the package makes the same one again, and scores it.
+Some entries depend on the order of sets of strings, so all are made in workers, which have one seed for hashes.
 """
 
 import importlib.metadata
@@ -10,15 +11,19 @@ from typing import Any
 
 from nanoskyrl.envs.base import Task, VerifierTimeout
 from nanoskyrl.envs.problems import DRAWS_PER_TASK, is_test
-from nanoskyrl.envs.workers import Workers, WorkerTimeout
+from nanoskyrl.envs.workers import WorkerDied, Workers, WorkerTimeout
 from nanoskyrl.stages.digests import derive_seed
 from nanoskyrl.stages.errors import InputError, SettingsError, did_you_mean
 
 PREFIX = "reasoning_gym:"
 SEED = derive_seed("reasoning_gym") % 2**31
 SIZE = 1 << 20
-"""Entries are made one by one when they are asked for; this is only the highest index."""
+"""Entries are made one by one when they are asked for; this is only their number."""
+SIZES = {"acre": 1 << 13, "word_ladder": 1 << 14}
+"""Of tasks that make or check all entries at the start: acre would take minutes for them, word_ladder refuses."""
 SECONDS = 10.0
+MAKING_SECONDS = 3600.0
+"""For all tasks of a split; some generators need a second for each."""
 
 POOL = Workers(quiet=True)
 
@@ -28,13 +33,25 @@ def tasks(name: str, split: str, count: int) -> tuple[Task, ...]:
     """Return up to `count` tasks of a split; its questions are not in the other one.
 
     Raises:
-        SettingsError: the package is not installed, or has no such task.
+        SettingsError: the package is not installed, or has no such task, or it is a mixture of others.
     """
+    _check(name)
+    try:
+        return POOL.call("nanoskyrl.envs.reasoning:make", name, split, count, seconds=MAKING_SECONDS)
+    except (WorkerTimeout, WorkerDied) as error:
+        raise SettingsError(
+            f"reasoning-gym could not make {count} tasks of `{name}`: {error}",
+            hint="Ask for fewer with `text_math.n_train` and `n_test`",
+        ) from error
+
+
+def make(name: str, split: str, count: int) -> tuple[Task, ...]:
+    """Return what `tasks` does. Runs in a worker."""
     dataset = _dataset(name)
     version = importlib.metadata.version("reasoning-gym")
     found: dict[str, Task] = {}
     misses = 0
-    for index in range(SIZE):
+    for index in range(_size(name)):
         entry = dataset[index]
         question, answer = str(entry["question"]), entry["answer"]
         if question in found or is_test(question) != (split == "test"):
@@ -53,11 +70,10 @@ def tasks(name: str, split: str, count: int) -> tuple[Task, ...]:
     return tuple(found.values())
 
 
-@cache
-def _dataset(name: str) -> Any:
+def _check(name: str) -> None:
+    """Refuse names without tasks; done here, so that the worker has nothing to refuse."""
     if importlib.util.find_spec("reasoning_gym") is None:
         raise SettingsError("reasoning-gym is not installed", hint="pip install 'nanoskyrl[reasoning_gym]'")
-    import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:
@@ -65,7 +81,22 @@ def _dataset(name: str) -> Any:
             f"reasoning-gym has no task `{name}`",
             hint=did_you_mean(name, DATASETS) or "Its README lists them; `chain_sum` is one",
         )
-    return reasoning_gym.create_dataset(name, size=SIZE, seed=SEED)
+    if name == "composite":
+        raise SettingsError(
+            "reasoning-gym's `composite` is no task: it mixes others, which must be named",
+            hint="Name one of the others, such as `chain_sum`",
+        )
+
+
+@cache
+def _dataset(name: str) -> Any:
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(name, size=_size(name), seed=SEED)
+
+
+def _size(name: str) -> int:
+    return SIZES.get(name, SIZE)
 
 
 def score_answer(name: str, index: int, answer: str | None) -> float:

@@ -12,8 +12,9 @@ from nanoskyrl.envs import reasoning
 from nanoskyrl.envs.actions import final_answer
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import read_tasks
-from nanoskyrl.envs.graders import answer_verdict
+from nanoskyrl.envs.graders import answer_verdict, unanswered
 from nanoskyrl.envs.problems import MAX_LEVEL, generate
+from nanoskyrl.envs.tools import replies_to
 from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.trajectory import Trajectory
 
@@ -116,14 +117,20 @@ class TextMath:
 class TextMathEpisode:
     """Ask, and end with the first reply."""
 
+    def __init__(self) -> None:
+        """Begin without a question."""
+        self._grader: str | None = None
+
     def reset(self, task: Task, seed: int) -> Observation:
         """Pose the question."""
+        self._grader = task.metadata.get("grader")
         messages = task.messages or ({"role": "user", "content": f"{task.prompt}\n{INSTRUCTION}"},)
         return Observation(messages=messages, metadata={"ground_truth": task.ground_truth, **task.metadata})
 
     def step(self, action: str) -> Step:
-        """End: whatever was written is the answer."""
-        return Step(done=True)
+        """End: whatever was written is the answer, or it holds none, and that is recorded."""
+        calls = unanswered(action, self._grader)
+        return Step(messages=replies_to(calls, "user"), done=True, tool_calls=calls)
 
     def close(self) -> None:
         """Nothing is held."""

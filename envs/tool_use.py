@@ -12,14 +12,14 @@ from typing import Any
 from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END, tool_calls
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import read_tasks
-from nanoskyrl.envs.graders import answer_verdict
+from nanoskyrl.envs.graders import NO_ANSWER, answer_verdict, unanswered
 from nanoskyrl.envs.problems import MAX_LEVEL
 from nanoskyrl.envs.python_exec import make_python_exec
 from nanoskyrl.envs.sandbox import choose
 from nanoskyrl.envs.search import Corpus, passages, read_corpus, shipped
 from nanoskyrl.envs.text_math import INSTRUCTION, check_counts
 from nanoskyrl.envs.tool_tasks import KINDS, NEEDS, ToolTask, generated, written
-from nanoskyrl.envs.tools import Tool, carry_out_all, offer
+from nanoskyrl.envs.tools import Tool, carry_out_all, offer, replies_to
 from nanoskyrl.envs.world import pages
 from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.trajectory import Trajectory
@@ -133,9 +133,9 @@ class ToolUse:
             for name, plan in plans.items()
         ]  # fmt: skip
 
-    def start(self) -> "ToolUseEpisode":
-        """Return a fresh episode."""
-        return ToolUseEpisode(self)
+    def start(self, *, in_tags: bool = True) -> "ToolUseEpisode":
+        """Return a fresh episode; one whose answers need no tags leaves it to its scorer what answers."""
+        return ToolUseEpisode(self, in_tags)
 
     def tools_for(self, task: Task) -> Mapping[str, Tool]:
         """Return the tools of one episode: python_exec has files, and perhaps names, of its own."""
@@ -148,7 +148,8 @@ class ToolUse:
     def score(self, trajectory: Trajectory) -> Score:
         """Reward the right answer, and valid calls; an answer inside a tool's words does not count."""
         _, right = answer_verdict(trajectory)
-        calls = [call for turn in trajectory.turns for call in turn.tool_calls]
+        records = [call for turn in trajectory.turns for call in turn.tool_calls]
+        calls = [call for call in records if call.error != NO_ANSWER]
         valid = bool(calls) and all(call.ok for call in calls)
         weight = self.config.call_weight
         return Score(
@@ -179,15 +180,18 @@ def _corpus(config: ToolUseConfig) -> Corpus:
 class ToolUseEpisode:
     """Answer calls until there is an answer, or neither."""
 
-    def __init__(self, environment: ToolUse) -> None:
+    def __init__(self, environment: ToolUse, in_tags: bool) -> None:
         """Share the environment's tools."""
         self.environment = environment
+        self.in_tags = in_tags
         self.tools: Mapping[str, Tool] = environment.tools
+        self._grader: str | None = None
         self._notes: list[str] = []
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Pose the question; the tools are shown by whoever renders the prompt."""
         self.tools = self.environment.tools_for(task)
+        self._grader = task.metadata.get("grader")
         messages = task.messages or ({"role": "user", "content": f"{task.prompt}\n{INSTRUCTION}"},)
         schemas = [tool.schema for tool in self.environment.tools.values()]
         return Observation(
@@ -195,10 +199,11 @@ class ToolUseEpisode:
         )
 
     def step(self, action: str) -> Step:
-        """Carry out the calls; without any, the episode ends."""
+        """Carry out the calls; without any, the episode ends, and a missing answer is recorded."""
         written = tool_calls(action)
         if not written:
-            return Step(done=True)
+            missing = unanswered(action, self._grader) if self.in_tags else []
+            return Step(messages=replies_to(missing), done=True, tool_calls=missing)
         calls, replies = carry_out_all(written, self.tools, MAX_CALLS)
         self._notes += [
             f"{call.tool} {json.dumps(call.args)} gave {(call.result or '')[:NOTE_LENGTH]}" for call in calls if call.ok

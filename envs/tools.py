@@ -139,9 +139,9 @@ def too_many(written: int, most: int) -> list[ToolCall]:
     return [ToolCall(tool=None, result=detail, ok=False, error="too_many_calls")] if written > most else []
 
 
-def replies_to(calls: Sequence[ToolCall]) -> list[Message]:
+def replies_to(calls: Sequence[ToolCall], role: str = "tool") -> list[Message]:
     """Return the observations that answer calls."""
-    return [{"role": "tool", "content": call.result if call.ok else f"error: {call.result}"} for call in calls]
+    return [{"role": role, "content": call.result if call.ok else f"error: {call.result}"} for call in calls]
 
 
 def carry_out_all(

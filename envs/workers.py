@@ -100,7 +100,11 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if quiet else None,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            env={
+                **os.environ,
+                "PYTHONHASHSEED": "0",  # two workers must see sets of strings in one order
+                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            },
             start_new_session=True,  # Ctrl-C is for us to hear
         )
 

@@ -125,7 +125,7 @@ class Benchmark:
         for index, row in enumerate(self.rows):
             try:
                 task = self.pose(row, index)
-            except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+            except (KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
                 raise InputError(
                     f"row {index} of {self.name} does not hold what its columns mean: {type(error).__name__}: {error}",
                     hint="docs/evaluations.md gives the layout",
@@ -223,7 +223,7 @@ class WithTools(Benchmark):
 
     def start(self) -> Episode:
         """Return a fresh episode: calls are answered until there is a reply without any."""
-        return self._tool_use.start() if self.config.tools else OneReply()
+        return self._tool_use.start(in_tags=False) if self.config.tools else OneReply()
 
     def score(self, trajectory: Trajectory) -> Score:
         """Judge the last reply; one that only calls a tool answers nothing."""

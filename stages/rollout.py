@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from nanoskyrl.envs.base import Environment, Task, check_task
 from nanoskyrl.envs.datasets import HUB
+from nanoskyrl.envs.graders import UNANSWERED
 from nanoskyrl.envs.memory import KINDS as MEMORIES
 from nanoskyrl.envs.memory import Memory
 from nanoskyrl.stages.concurrent_turns import play_concurrently, threads_for
@@ -36,7 +37,7 @@ from nanoskyrl.stages.registry import lookup, plugin_digests, plugin_errors
 from nanoskyrl.stages.runs import version_of
 from nanoskyrl.stages.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.storage import as_path
-from nanoskyrl.stages.trajectory import LOGPROBS_MODES, SPLITS, Trajectory, from_table, to_table
+from nanoskyrl.stages.trajectory import LOGPROBS_MODES, SPLITS, Trajectory, calls_to_json, from_table, to_table
 from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
 
 if TYPE_CHECKING:
@@ -445,12 +446,13 @@ def summary(tables: Iterator[pa.Table]) -> dict[str, Value]:
     """Return the numbers of a rollout: counts, lengths, turns, and how the attempts ended."""
     reasons: Counter[str] = Counter()
     tokens, turns, calls = [], [], 0
+    no_calls = {calls_to_json([]), calls_to_json([UNANSWERED])}
     for table in tables:
         reasons.update(table.column("stop_reason").to_pylist())
         tokens += table.column("completion_tokens").to_pylist()
         turns += pc.list_value_length(table.column("turns")).to_pylist()
         flat = table.column("turns").combine_chunks().flatten()
-        calls += sum(text != "[]" for text in flat.field("tool_calls").to_pylist())
+        calls += sum(text not in no_calls for text in flat.field("tool_calls").to_pylist())
     return {
         "rollout/rows": len(tokens),
         "rollout/response_tokens/mean": mean(tokens),

@@ -17,7 +17,7 @@ from nanoskyrl.stages.engines import AsyncEngine, Engine, make_engine
 from nanoskyrl.stages.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.metrics import METRICS, MetricsLog
-from nanoskyrl.stages.policy import check_policy, policy_digest, publish, read_info, resolve_policy
+from nanoskyrl.stages.policy import cached_digest, check_policy, policy_digest, publish, read_info, resolve_policy
 from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.runs import EVALUATIONS, INPUT_OF, Run, RunConfig, is_main, step_of, version_of
 from nanoskyrl.stages.storage import is_local, make_directory, remove_tree, write_whole
@@ -336,8 +336,16 @@ class Session:
     def _state_of(self, step: int, policy: Path) -> Path | None:
         """Return the optimizer's state that belongs to a policy; None if no train of this run made it."""
         made = self.run.stage(step - 1, "train")
-        if is_finished(made) and read_manifest(made).facts.get("policy") == policy_digest(policy):
+        if not is_finished(made):
+            return None
+        manifest = read_manifest(made)
+        if manifest.facts.get("policy") == policy_digest(policy):
+            _check_state(made, manifest)
             return made / "state"
+        if policy == self.run.policy(step):
+            raise InputError(
+                f"`{policy}` is not what step {step - 1} trained", hint="Its files were changed: see `skyrl verify`"
+            )
         return None
 
     def sync(
@@ -511,6 +519,14 @@ class Session:
 
             self._learner = recipe_of(config, self.settings).learner()
         return self._learner
+
+
+def _check_state(made: Path, manifest: Manifest) -> None:
+    """Raise InputError if an optimizer's state is not the one that was written; a pruned one is not looked at."""
+    for name, digest in manifest.files.items():
+        path = made / name
+        if name.startswith("state/") and path.is_file() and cached_digest(path) != digest:
+            raise InputError(f"`{path}` has another digest than its manifest says", hint="Train that step again")
 
 
 def as_toml(settings: Settings) -> str:

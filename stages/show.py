@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from nanoskyrl.envs.graders import NO_ANSWER
 from nanoskyrl.stages import rollout as rollout_stage
 from nanoskyrl.stages import score as score_stage
 from nanoskyrl.stages.curve import curve
@@ -241,7 +242,8 @@ def _show_trajectory(console: Console, t: Trajectory) -> None:
         for call in turn.tool_calls:
             args = json.dumps(call.args, ensure_ascii=False)
             outcome = "ok" if call.ok else f"failed: {call.error}"
-            written = f"{call.tool}({args})" if call.tool else "a call that cannot be read"
+            nothing = "neither a call nor an answer" if call.error == NO_ANSWER else "a call that cannot be read"
+            written = f"{call.tool}({args})" if call.tool else nothing
             console.print(escape(f"turn {number}: {written} -> {call.result!r}, {outcome}"))
     if t.error:
         console.print(escape(f"error: {t.error}"), style="red")

@@ -321,14 +321,18 @@ def _check_lengths(rows: Sequence[Trajectory]) -> None:
             raise InputError(f"trajectory {row.trajectory_id} has logprobs without a loss_mask", hint="Write both")
 
 
+def calls_to_json(calls: Sequence[ToolCall]) -> str:
+    """Return the calls of a turn as the table keeps them."""
+    return to_json([{name: getattr(call, name) for name in TOOL_CALL_FIELDS} for call in calls])
+
+
 def _turn_to_dict(turn: Turn) -> dict[str, Any]:
-    calls = to_json([{name: getattr(call, name) for name in TOOL_CALL_FIELDS} for call in turn.tool_calls])
     return {
         "action": clean_text(turn.action),
         "observation": clean_text(turn.observation),
         "reward": turn.reward,
         "done": turn.done,
-        "tool_calls": calls,
+        "tool_calls": calls_to_json(turn.tool_calls),
         "first_token": turn.first_token,
         "token_count": turn.token_count,
     }

@@ -1,9 +1,15 @@
 """Texts that no policy should write and some will: every environment must answer each of them.
 
-`ACTIONS` are made by rule, so that a new kind of tag or of call gets all the ways of breaking it.
+`actions` are made by rule, so that a new kind of tag or of call gets all the ways of breaking it; `TEXTS` are drawn.
 """
 
+import json
 from itertools import product
+
+from hypothesis import strategies as st
+
+from nanoskyrl.envs.base import check_step
+from nanoskyrl.stages.trajectory import ToolCall
 
 HALVES = {
     "cut JSON": ["{", '{"', '{"tool"', '{"tool":', '{"tool": "calculator"', '{"tool": "calculator", "args":', "[", "[1,", '"'],
@@ -39,6 +45,23 @@ TAGS = (
 )
 COMMANDS = ("search[{}]", "click[{}]", "go to {}", "take {} from {}", "open {}")
 SHORT = ["", " ", "\0", "\ud800", "x", '{"tool": "calculator"}', "[" * 3000, "9" * 3000]
+PIECES = (
+    "<tool_call>", "</tool_call>", "<answer>", "</answer>", "<action>", "</action>", "search[", "click[", "]", "go to ",
+    '{"tool": "search", "args": {"query": "x"}}', "{", "}", '"',
+)  # fmt: skip
+TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=8).map("".join)
+"""Halves of what environments read, with anything between."""
+
+
+def check_answered(step):
+    """The step can be shown and stored, and every call that failed says which kind of mistake it was."""
+    check_step(step)
+    for message in step.messages:
+        json.dumps(message)
+    for call in step.tool_calls:
+        assert isinstance(call, ToolCall)
+        assert call.ok == (call.error is None)
+    assert step.done or step.observation
 
 
 def actions() -> list[str]:

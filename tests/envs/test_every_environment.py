@@ -1,21 +1,21 @@
 """What holds for every environment that is registered, whatever it is about."""
 
 import dataclasses
-import json
 from collections import Counter
 from functools import cache
 
 import pytest
 from envs_rows import row_for
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from nasty import actions
+from nasty import TEXTS, actions, check_answered
 
-from nanoskyrl.envs.base import check_metadata, check_observation, check_step
+from nanoskyrl.envs.actions import final_answer
+from nanoskyrl.envs.base import check_metadata, check_observation
 from nanoskyrl.stages.config import plugin_config
 from nanoskyrl.stages.registry import ENVS, lookup
+from nanoskyrl.stages.rollout import summary
 from nanoskyrl.stages.score import judge
-from nanoskyrl.stages.trajectory import ToolCall, from_table, to_table
+from nanoskyrl.stages.trajectory import from_table, to_table
 
 OUTSIDE = {"openenv": "wants a server", "fleet": "wants task files", "skyrl_gym": "wants the name of one of its own"}
 """Environments whose world is elsewhere: their own tests put the same texts to it."""
@@ -24,26 +24,11 @@ SETTINGS = {
     "tool_use": {"kinds": ["calculator", "search", "multi_hop", "data", "mixed"], "n_train": 32, "n_test": 8},
     "text_math": {"n_train": 32, "n_test": 8},
 }
-PIECES = (
-    "<tool_call>", "</tool_call>", "<answer>", "</answer>", "<action>", "</action>", "search[", "click[", "]", "go to ",
-    '{"tool": "search", "args": {"query": "x"}}', "{", "}", '"',
-)  # fmt: skip
 
 
 @cache
 def environment(name):
     return lookup("env", name)(plugin_config({name: SETTINGS.get(name, {})}, "env", name))
-
-
-def check(step):
-    """The step can be shown and stored, and every call that failed says which kind of mistake it was."""
-    check_step(step)
-    for message in step.messages:
-        json.dumps(message)
-    for call in step.tool_calls:
-        assert isinstance(call, ToolCall)
-        assert call.ok == (call.error is None)
-    assert step.done or step.observation
 
 
 def test_there_are_two_hundred_nasty_actions():
@@ -53,35 +38,38 @@ def test_there_are_two_hundred_nasty_actions():
 @pytest.mark.parametrize("name", INSIDE)
 def test_every_nasty_action_is_answered(name):
     env = environment(name)
-    task, kinds = env.tasks("train")[0], Counter()
+    task, kinds, valid = env.tasks("train")[0], Counter(), 0
     episode = env.start()
     check_observation(episode.reset(task, 0))
     for action in actions():
         step = episode.step(action)
-        check(step)
+        check_answered(step)
         kinds.update(call.error for call in step.tool_calls if call.error)
+        if all(call.ok for call in step.tool_calls):
+            valid += 1
+            assert step.tool_calls or final_answer(action) is not None, action[:80]
+        else:
+            assert step.observation, action[:80]
         if step.done:
             episode.close()
             episode = env.start()
             episode.reset(task, 0)
     check_metadata(episode.close() or {})
-    if name != "text_math":  # it has no calls: whatever is written is the answer
-        assert len(kinds) >= 1
-        assert sum(kinds.values()) >= 20
+    assert sum(kinds.values()) >= len(actions()) - valid
+    assert valid < len(actions()) / 3
 
 
 @pytest.mark.parametrize("name", INSIDE)
 def test_no_text_raises(name):
     env = environment(name)
     task = env.tasks("train")[0]
-    pieces = st.sampled_from(PIECES)
 
     @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(st.lists(pieces | st.text(max_size=8), max_size=8).map("".join))
+    @given(TEXTS)
     def anything(text):
         episode = env.start()
         episode.reset(task, 0)
-        check(episode.step(text))
+        check_answered(episode.step(text))
         episode.close()
 
     anything()
@@ -92,7 +80,15 @@ def test_tool_use_counts_mistakes_by_kind():
     episode = env.start()
     episode.reset(env.tasks("train")[0], 0)
     kinds = Counter(call.error for action in actions() for call in episode.step(action).tool_calls if call.error)
-    assert set(kinds) == {"malformed", "bad_arguments", "unknown_tool", "tool_error", "too_many_calls"}
+    assert set(kinds) == {"malformed", "bad_arguments", "unknown_tool", "tool_error", "too_many_calls", "no_answer"}
+
+
+def test_a_missing_answer_is_not_counted_as_a_call():
+    env = environment("tool_use")
+    task = env.tasks("train")[0]
+    rows = [row_for(env, task, actions) for actions in (["no idea"], [*env.expert(task)[:-1], "no idea"])]
+    rows = [dataclasses.replace(row, trajectory_id=str(i)) for i, row in enumerate(rows)]
+    assert summary(iter([to_table(rows)]))["rollout/turns_with_tool_calls"] == 1
 
 
 @pytest.mark.parametrize("name", INSIDE)

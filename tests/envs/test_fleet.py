@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-from nasty import actions
+from hypothesis import given, settings
+from nasty import TEXTS, actions, check_answered
 
 pytest.importorskip("mcp", reason="the extra `fleet` is not installed")
 
-from nanoskyrl.envs.base import check_observation, check_step
+from nanoskyrl.envs.base import check_observation
 from nanoskyrl.envs.fleet import Fleet, FleetConfig, read_task_configs
 from nanoskyrl.envs.fleet_task import CloudBackend, LocalBackend, make_fleet_task_env
 from nanoskyrl.envs.mcp_session import McpSession
@@ -198,12 +199,29 @@ def test_mistakes_in_calls_come_back_by_kind(server, tmp_path):
 def test_no_text_raises(server, tmp_path):
     _, episode, _ = episode_of(server, tmp_path, max_steps=10**6)
     for text in actions():
-        check_step(episode.step(text))
+        step = episode.step(text)
+        check_answered(step)
+        assert step.tool_calls, text[:80]
+        assert any(call.error for call in step.tool_calls), text[:80]
         if "think>" in text:  # what comes before it would be reasoning, the call's tag included
             continue
         arguments = json.dumps({"tool": "write_note", "args": {"name": "n", "text": text[:1000]}})
         step = episode.step(f"<tool_call>{arguments}</tool_call>")
         assert step.tool_calls[0].ok, text[:20]
+    episode.close()
+
+
+def test_no_text_that_is_drawn_raises(server, tmp_path):
+    _, episode, _ = episode_of(server, tmp_path, max_steps=10**6)
+
+    @settings(max_examples=50, deadline=None)
+    @given(TEXTS.filter(lambda text: "<done>" not in text))
+    def anything(text):
+        step = episode.step(text)
+        check_answered(step)
+        assert any(call.error for call in step.tool_calls)
+
+    anything()
     episode.close()
 
 

@@ -9,12 +9,13 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from nasty import actions
+from hypothesis import given, settings
+from nasty import TEXTS, actions, check_answered
 from running import skyrl
 
 pytest.importorskip("openenv.core.generic_client", reason="the extra `openenv` is not installed")
 
-from nanoskyrl.envs.base import check_observation, check_step
+from nanoskyrl.envs.base import check_observation
 from nanoskyrl.envs.openenv import OpenEnv, OpenEnvConfig
 from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
@@ -106,11 +107,31 @@ def test_no_text_raises(server):
         episode, _ = begun(server, kind)
         for text in actions():
             step = episode.step(text)
-            check_step(step)
+            check_answered(step)
+            if kind == "move":  # "guess" takes any text
+                assert step.tool_calls[0].error in ("malformed", "bad_arguments"), text[:80]
             if step.done:
                 episode.close()
                 episode, _ = begun(server, kind)
         episode.close()
+
+
+@pytest.mark.parametrize("kind", ["guess", "move"])
+def test_no_text_that_is_drawn_raises(server, kind):
+    episode, _ = begun(server, kind)
+
+    @settings(max_examples=50, deadline=None)
+    @given(TEXTS.filter(lambda text: "crash" not in text and "hang" not in text))
+    def anything(text):
+        nonlocal episode
+        step = episode.step(text)
+        check_answered(step)
+        if step.done:
+            episode.close()
+            episode, _ = begun(server, kind)
+
+    anything()
+    episode.close()
 
 
 def test_tasks_can_be_the_servers_own(server):

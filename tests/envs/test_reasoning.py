@@ -1,6 +1,9 @@
 """Tasks of reasoning-gym, where it is installed."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from envs_rows import row_for
@@ -30,6 +33,39 @@ def test_right_answers_count_and_others_do_not(name):
             assert score.reward <= 0.1
 
 
+@pytest.mark.parametrize("name", ["acre", "word_ladder"])
+def test_tasks_that_count_all_entries_at_the_start_are_given_fewer(name):
+    environment = TextMath(TextMathConfig(family=f"reasoning_gym:{name}", n_train=2, n_test=1))
+    assert [len(environment.tasks(split)) for split in ("train", "test")] == [2, 1]
+
+
+def test_tasks_that_go_over_sets_of_strings_are_the_same_in_every_process():
+    code = (
+        "from nanoskyrl.envs import reasoning\n"
+        "print([(task.prompt, task.ground_truth) for task in reasoning.tasks('word_ladder', 'train', 3)])"
+    )
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    assert printed[0] == printed[1] != ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(gym.factory.DATASETS.keys() - {"composite"}))
+def test_every_task_can_be_posed_and_judged(name):
+    environment = TextMath(TextMathConfig(family=f"reasoning_gym:{name}", n_train=2, n_test=1))
+    tasks = [*environment.tasks("train"), *environment.tasks("test")]
+    assert {task.split for task in tasks} == {"train", "test"}
+    for task in tasks:
+        if task.ground_truth is not None:
+            assert environment.score(row_for(environment, task, environment.expert(task))).success is True
+        assert environment.score(row_for(environment, task, ["no tags"])).success is False
+
+
 def test_the_marks_are_those_of_the_package():
     rows = [json.loads(line) for line in data_file("reasoning_gym/shared.jsonl").read_text().splitlines()]
     for row in rows[::60]:
@@ -54,3 +90,5 @@ def test_another_version_and_another_name_are_refused():
         reasoning.verdict({"name": "chain_sum", "index": 0, "version": "0.0.1"}, "1")
     with pytest.raises(SettingsError, match="has no task `chain_sums`"):
         TextMath(TextMathConfig(family="reasoning_gym:chain_sums")).tasks("train")
+    with pytest.raises(SettingsError, match="`composite` is no task"):
+        TextMath(TextMathConfig(family="reasoning_gym:composite")).tasks("train")

@@ -6,12 +6,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from nasty import actions
+from hypothesis import given, settings
+from nasty import TEXTS, actions, check_answered
 from worlds import play
 
 pytest.importorskip("skyrl_gym", reason="the extra `skyrl_gym` is not installed")
 
-from nanoskyrl.envs.base import check_observation, check_step
+from nanoskyrl.envs.base import check_observation
 from nanoskyrl.envs.skyrl_gym import SkyrlGym, SkyrlGymConfig
 from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
@@ -67,6 +68,14 @@ def ends(environment, *actions):
     return [(step.reward, step.done, step.truncated) for step in steps]
 
 
+def searching(rows, url, max_turns=3):
+    config = SkyrlGymConfig(
+        data=rows("search", reward_spec={"ground_truth": {"target": ["2"]}}), max_turns=max_turns,
+        env_config={"search_url": url, "topk": 1, "timeout": 5, "log_requests": False},
+    )  # fmt: skip
+    return SkyrlGym(config)
+
+
 def test_one_turn_ends_by_itself(rows):
     environment = SkyrlGym(SkyrlGymConfig(data=rows()))
     assert ends(environment, "It is\n#### 2") == [(1.0, True, False)]
@@ -83,12 +92,7 @@ def test_a_limit_of_turns_is_told_from_an_end(rows):
 
 
 def test_search_asks_a_server_and_an_answer_at_the_limit_is_an_end(rows, retriever):
-    environment = SkyrlGym(
-        SkyrlGymConfig(
-            data=rows("search", reward_spec={"ground_truth": {"target": ["2"]}}), max_turns=2,
-            env_config={"search_url": retriever, "topk": 1, "timeout": 5, "log_requests": False},
-        )
-    )  # fmt: skip
+    environment = searching(rows, retriever, max_turns=2)
     first, last = play(environment, environment.tasks("train")[0], ["<search>1 + 1</search>", "<answer>2</answer>"])
     assert "1 + 1 is 2." in first.observation
     assert (first.tool_calls[0].tool, first.tool_calls[0].ok) == ("search", True)
@@ -99,11 +103,7 @@ def test_search_asks_a_server_and_an_answer_at_the_limit_is_an_end(rows, retriev
 
 
 def test_a_search_server_that_fails_is_a_failure_and_no_zero(rows, retriever):
-    config = SkyrlGymConfig(
-        data=rows("search", reward_spec={"ground_truth": {"target": ["2"]}}), max_turns=3,
-        env_config={"search_url": f"{retriever}/gone", "topk": 1, "timeout": 5, "log_requests": False},
-    )  # fmt: skip
-    environment = SkyrlGym(config)
+    environment = searching(rows, f"{retriever}/gone")
     episode = environment.start()
     episode.reset(environment.tasks("train")[0], 0)
     with pytest.raises(ConnectionError, match="search server failed"):
@@ -144,8 +144,38 @@ def test_no_text_raises(rows):
         for text in actions():
             episode = environment.start()
             check_observation(episode.reset(task, 0))
-            check_step(episode.step(text))
+            check_answered(episode.step(text))
             episode.close()
+
+
+def test_where_the_environment_tells_of_mistakes_each_is_counted(rows, retriever):
+    environment = searching(rows, retriever)
+    task = environment.tasks("train")[0]
+    for text in actions():
+        episode = environment.start()
+        episode.reset(task, 0)
+        step = episode.step(text)
+        check_answered(step)
+        assert step.done or step.tool_calls[0].error == "malformed", text[:80]
+        episode.close()
+
+
+def test_no_text_that_is_drawn_raises(rows, retriever):
+    environments = [
+        searching(rows, retriever), *(SkyrlGym(SkyrlGymConfig(data=rows(env))) for env in ("gsm8k", "gsm8k_multi_turn"))
+    ]  # fmt: skip
+    tasks = [environment.tasks("train")[0] for environment in environments]
+
+    @settings(max_examples=50, deadline=None)
+    @given(TEXTS)
+    def anything(text):
+        for environment, task in zip(environments, tasks, strict=True):
+            episode = environment.start()
+            episode.reset(task, 0)
+            check_answered(episode.step(text))
+            episode.close()
+
+    anything()
 
 
 def test_environments_that_run_code_unguarded_are_refused_unless_allowed(rows):

@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nanoskyrl.envs.actions import final_answer
+from nanoskyrl.envs.base import Task
 from nanoskyrl.envs.problems import FAMILIES
 from nanoskyrl.envs.text_math import TextMath, TextMathConfig
 from nanoskyrl.stages.errors import SettingsError
@@ -36,6 +38,23 @@ def environment():
 @pytest.fixture
 def task(environment):
     return environment.tasks("train")[0]
+
+
+@pytest.mark.parametrize(
+    ("grader", "action", "error"),
+    [
+        (None, "<answer>5</answer>", None), (None, "<answer></answer>", None), (None, "5", "no_answer"),
+        (None, "<answer>5", "no_answer"), (None, r"\boxed{5}", "no_answer"), ("final_answer", "#### 5", "no_answer"),
+        ("stated_answer", r"\boxed{5}", None), ("stated_answer", "#### 5", None), ("stated_answer", "5", "no_answer"),
+    ],
+)  # fmt: skip
+def test_a_missing_answer_is_observed_and_counted(grader, action, error):
+    episode = TextMath(TextMathConfig()).start()
+    episode.reset(Task(task_id="t", split="train", prompt="2 + 3?", ground_truth="5", metadata={"grader": grader}), 0)
+    step = episode.step(action)
+    assert step.done
+    assert [call.error for call in step.tool_calls] == ([error] if error else [])
+    assert step.observation == ("error: no answer was found" if error else "")
 
 
 @pytest.mark.parametrize("family", ["addition", *FAMILIES])
@@ -100,7 +119,7 @@ def test_any_text_ends_the_episode(action):
     (task,) = environment.tasks("train")
     trajectory = attempt(environment, task, [action])
     assert trajectory.turns[0].done
-    assert trajectory.turns[0].observation == ""
+    assert bool(trajectory.turns[0].observation) == (final_answer(action) is None)
     assert environment.score(trajectory).reward is not None
 
 

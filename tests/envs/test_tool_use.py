@@ -215,7 +215,26 @@ def test_several_calls_are_answered_one_by_one_in_their_order():
 def test_an_action_without_a_call_ends_the_episode(action):
     found = step(action)
     assert found.done
-    assert (list(found.messages), list(found.tool_calls)) == ([], [])
+    if action == "<answer>5</answer>":
+        assert (list(found.messages), list(found.tool_calls)) == ([], [])
+    else:
+        assert list(found.messages) == [{"role": "tool", "content": "error: no answer was found"}]
+        assert [(call.tool, call.ok, call.error) for call in found.tool_calls] == [(None, False, "no_answer")]
+
+
+def test_valid_calls_keep_their_share_where_the_answer_is_missing(environment, task):
+    calls = environment.expert(task)[:-1]
+    assert environment.score(attempt(environment, task, [*calls, "I do not know"])).parts == {
+        "answer": 0.0,
+        "calls": 1.0,
+    }
+    assert environment.score(attempt(environment, task, ["I do not know"])).parts == {"answer": 0.0, "calls": 0.0}
+
+
+def test_answers_that_need_no_tags_are_never_recorded_as_missing(environment, task):
+    episode = environment.start(in_tags=False)
+    episode.reset(task, seed=0)
+    assert not episode.step("It is B.").tool_calls
 
 
 def test_only_the_tools_of_the_settings_are_offered():
