@@ -22,7 +22,16 @@ from nanoskyrl.eval.prices import read_prices
 from nanoskyrl.stages.config import plugin_config, to_plain
 from nanoskyrl.stages.engines import UNREACHABLE, AsyncEngine, Engine, TokenEngine, make_engine
 from nanoskyrl.stages.errors import SettingsError, ShortError
-from nanoskyrl.stages.manifest import STAYS_LOCAL, SUMMARY, Head, Manifest, Output, open_output, part_files
+from nanoskyrl.stages.manifest import (
+    STAYS_LOCAL,
+    SUMMARY,
+    Head,
+    Manifest,
+    Output,
+    open_output,
+    part_files,
+    refuse_to_leave,
+)
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.openai_engine import OpenaiEngine
 from nanoskyrl.stages.registry import lookup, plugin_errors
@@ -114,7 +123,8 @@ def evaluate(
         log: Where numbers go.
 
     Raises:
-        NanoskyrlError: bad settings or input, an output in the way, or an engine that cannot start.
+        NanoskyrlError: bad settings or input, an output in the way or where the text may not go, or an engine that
+            cannot start.
         ShortError: an endpoint left attempts unanswered; the same command goes on with those.
     """
     watch = Stopwatch()
@@ -122,6 +132,8 @@ def evaluate(
     settings = settings_of(name, rollout_config.engine, settings or {})
     plan = prepare(policy, _as_rollout(name, config, rollout_config, settings), settings)
     bench = plan.environment if isinstance(plan.environment, Benchmark) else None
+    if bench is not None and not bench.secret and not is_local(output):
+        refuse_to_leave(bench.stays_local, output)
     engine_config = plugin_config(settings, "engine", plan.config.engine)
     prices = read_prices(config.prices, getattr(engine_config, "model", None) or (policy.name if policy else name))
     asked = {key: value for key, value in to_plain(config).items() if key not in ("bench", "env", "prices")}

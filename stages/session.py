@@ -401,13 +401,13 @@ class Session:
         place = f"{version:08d}" if version is not None else policy_digest(policy)[:8] if policy else "scripted"
         if rollout_config.engine == "openai":
             place = re.sub(r"[^\w.-]+", "_", str(self.engine_config("openai").model or "openai"))
-        name = name or config.env or rollout_config.env
-        target = output or self.run.root / EVALUATIONS / place / name
+        what: str = name or config.env or rollout_config.env
+        target = output or self.run.root / EVALUATIONS / place / what
         was, log = is_finished(target) and not force, self._log(target, version)
-        settings = settings_of(name, rollout_config.engine, self.settings)
+        settings = settings_of(what, rollout_config.engine, self.settings)
         engine = self._engine_for(rollout_config.engine, settings)
         manifest = evaluate(
-            policy, target, config, rollout_config, name=name, settings=settings, engine=engine, force=force, log=log
+            policy, target, config, rollout_config, name=what, settings=settings, engine=engine, force=force, log=log
         )
         return Outcome(manifest, target, was)
 

@@ -15,6 +15,7 @@ from nanoskyrl.stages.eval import settings_of
 from nanoskyrl.stages.manifest import check_may_leave, read_manifest
 from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.scripted_engine import ScriptedConfig
+from nanoskyrl.stages.storage import as_path
 from nanoskyrl.stages.trajectory import WITHHELD, check
 
 ALL = (*SAMPLES, *OWN)
@@ -267,6 +268,19 @@ def test_gpqas_text_stays_on_this_machine(tmp_path):
         check_may_leave(read_manifest(tmp_path / "out"), tmp_path / "out")
     run_bench("gsm8k", tmp_path / "free", limit=1)
     check_may_leave(read_manifest(tmp_path / "free"), tmp_path / "free")
+
+
+@pytest.mark.parametrize("name", ["gpqa", "hle"])
+def test_text_that_stays_is_not_written_to_another_machine(name):
+    place = as_path(f"memory://evals/{name}")
+    with pytest.raises(InputError, match="stays on this machine"):
+        run_bench(name, place)
+    assert not place.exists()
+
+
+def test_what_may_leave_and_what_has_no_text_goes_to_a_url():
+    for name in ("mmlu", "browsecomp"):
+        assert run_bench(name, as_path(f"memory://evals/{name}"), limit=1)["samples"] == 1
 
 
 @pytest.mark.parametrize("engine_name", ["scripted", "hf"])

@@ -231,7 +231,7 @@ def test_git_that_an_agent_has_tampered_with_runs_only_in_the_sandbox(project, t
     assert "+    return a + b" in metadata["model_patch"]
 
 
-# Saved logs, graded by the official code
+# Saved logs, graded by the official code; they are written here, in the harness's format: no run of it left them
 
 
 def log_of(row, results, *, exit_code=None):
