@@ -1,8 +1,9 @@
 """Programs that a model wrote: found in its text, and run in the sandbox only.
 
 A program that ends well has proved nothing (`sys.exit(0)` does, too): what counts is what
-it answered. The harness in the sandbox marks its own answer with a secret that it reads
-before the program begins, and what the answer should be is not told in the sandbox.
+it answered, and what the answer should be is not told in the sandbox. The word in front of
+an answer only tells it from what the program prints: a program may find it, and gains nothing.
+Where tests are asserts, which hold the answers, `envs/program_tests.py` runs them apart.
 """
 
 import json

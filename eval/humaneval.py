@@ -4,19 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nanoskyrl.envs.base import Score, Task
+from nanoskyrl.envs.program_tests import run_tests
 from nanoskyrl.envs.sandbox import Limits, full_python
 from nanoskyrl.eval.base import Benchmark, graded, user, wrong
-from nanoskyrl.eval.code import fenced, run_solution
+from nanoskyrl.eval.code import fenced
 from nanoskyrl.eval.rows import Hub, Row
 from nanoskyrl.stages.trajectory import Trajectory
 
 LIMITS = Limits(seconds=10.0, memory_mb=1024)
-WORK = """
-def work(names, order):
-    exec(compile(order["test"], "test.py", "exec"), names)
-    names["check"](names[order["entry_point"]])
-    return True
-"""
 
 
 class HumanEval(Benchmark):
@@ -55,9 +50,18 @@ class HumanEval(Benchmark):
         solution = completed(text, metadata["prompt"], metadata["entry_point"])
         if not solution:
             return wrong()
-        order = {"test": metadata["test"], "entry_point": metadata["entry_point"]}
-        outcome = run_solution(solution, WORK, order, LIMITS)
-        return graded(outcome.reached and outcome.value is True, timeout=float(outcome.reason == "timeout"))
+        passed, why = checked(solution, metadata)
+        return graded(passed, timeout=float(why == "timeout"))
+
+
+def checked(solution: str, metadata: Mapping[str, Any]) -> tuple[bool, str]:
+    """Return whether a solution passes a row's `check`, and how it ended.
+
+    The tests' helpers, such as `poly`, are those of the prompt and never the solution's.
+    """
+    name = metadata["entry_point"]
+    before = metadata["prompt"][: metadata["prompt"].rfind(f"def {name}")]
+    return run_tests(solution, f"{metadata['test']}\n\ncheck({name})\n", LIMITS, before=before, names=[name])
 
 
 def completed(text: str, prompt: str, entry_point: str) -> str:

@@ -11,8 +11,8 @@ from benches import LCB_SOLUTIONS, Says, rows_file, run_bench
 from running import ROOT, data_file
 
 from nanoskyrl.envs.sandbox import available
-from nanoskyrl.eval.code import fenced, last_block, run_solution, same_output
-from nanoskyrl.eval.humaneval import LIMITS, WORK, HumanEval, completed
+from nanoskyrl.eval.code import fenced, last_block, same_output
+from nanoskyrl.eval.humaneval import LIMITS, HumanEval, checked, completed
 from nanoskyrl.eval.livecodebench import LiveCodeBench, LiveCodeBenchConfig, plain_unpickled, unpacked_tests
 from nanoskyrl.stages.errors import InputError, SandboxError, SettingsError
 
@@ -50,9 +50,7 @@ def humaneval_rows():
 
 
 def passes(row, solution):
-    order = {"test": row["test"], "entry_point": row["entry_point"]}
-    outcome = run_solution(completed(solution, row["prompt"], row["entry_point"]), WORK, order, LIMITS)
-    return outcome.reached and outcome.value is True
+    return checked(completed(solution, row["prompt"], row["entry_point"]), row)[0]
 
 
 EVERY = pytest.mark.parametrize("step", [10, pytest.param(1, marks=pytest.mark.slow)])

@@ -1,0 +1,66 @@
+"""Whether a program that a model wrote passes a program of asserts, in the sandbox.
+
+The program's process never holds the tests, what they expect, or the words that tell how they ended: those are in
+a process of their own (`envs/tests_apart.py`), which only asks it to call its functions. So none of these passes:
+ending early, hooks at the exit, walks over frames or objects, objects equal to everything, other builtins, writing to
+any handle. What was tried stands in tests/envs/test_program_tests.py.
+
+What remains: the program sees the arguments and may answer by their looks; a test that asks no more than what the
+program's own objects say of themselves (`assert answer`, `assert x in answer`, two such objects compared) has only
+their word for it. And tests see the program through calls: classes, iterators, errors and functions handed over
+work, but objects that are not plain take no part in arithmetic with plain ones, are no coroutines, and names of
+Python's builtins are always Python's own. A test that needs more fails.
+"""
+
+import json
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from nanoskyrl.envs.sandbox import Limits, full_python, run_python
+from nanoskyrl.stages.errors import SandboxError
+
+PASSED = "all tests pass"
+
+
+def run_tests(
+    solution: str, tests: str, limits: Limits, *, before: str = "", names: Sequence[str] | None = None
+) -> tuple[bool, str]:
+    """Return whether a program passes its tests, and how it ended.
+
+    Args:
+        solution: The program's source; it is not run as `__main__`.
+        tests: Asserts, which may use the program's names.
+        limits: What all of it may use.
+        before: Trusted source that the tests need, such as helpers from the prompt.
+        names: The only names that are the program's, over those of `before`; None: all but Python's builtins.
+
+    Returns:
+        The second is `all tests pass`, `a test fails`, `the program ended before its tests`, or `Ran.reason`.
+
+    Raises:
+        SandboxError: no sandbox for full Python works here, or it lets no process be started.
+    """
+    passed, broken = secrets.token_hex(16), secrets.token_hex(16)
+    order = {"tests": tests, "before": before, "names": names, "passed": passed, "broken": broken}
+    ran = run_python(
+        source(),
+        stdin=json.dumps(order),
+        files={"solution.py": solution.encode("utf-8", "surrogatepass")},
+        limits=limits,
+        backend=full_python(),
+    )
+    if ran.stdout == passed:
+        return True, PASSED
+    if ran.stdout.startswith(broken):
+        raise SandboxError(
+            f"the sandbox starts no process for a program: {ran.stdout[len(broken) :]}", hint="See `skyrl doctor`"
+        )
+    if ran.reason is not None:
+        return False, ran.reason
+    return False, "a test fails" if ran.stdout == "failed" else "the program ended before its tests"
+
+
+def source() -> str:
+    """Return the script that the sandbox runs."""
+    return Path(__file__).with_name("tests_apart.py").read_text(encoding="utf-8")

@@ -1,0 +1,416 @@
+"""The two processes in which tests and the program that they test run: a script for the sandbox, never imported.
+
+The judge holds the tests and what it says at the end; the program runs in a child of its own and holds neither. Tests
+reach the program's functions through `Far`, by pickles that make nothing but plain values and more of `Far`. What a
+test compares with a plain value is a plain copy, of which no method is the program's. Names of Python's own
+functions are never the program's. The judge cannot be traced, nor its memory be opened, by its child.
+"""
+
+import builtins
+import collections
+import ctypes
+import datetime
+import decimal
+import fractions
+import importlib
+import io
+import json
+import operator
+import os
+import pickle
+import random
+import subprocess
+import sys
+import types
+from typing import Any
+
+PLAIN: tuple[type, ...] = (
+    type(None), bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range,
+    collections.Counter, collections.OrderedDict, collections.defaultdict, collections.deque, decimal.Decimal,
+    fractions.Fraction, datetime.date, datetime.datetime, datetime.time, datetime.timedelta,
+)  # fmt: skip
+CLASSES = {(kind.__module__, kind.__name__): kind for kind in PLAIN if kind is not type(None)}
+BASES: tuple[Any, ...] = (int, float, str, bytes, list, tuple, dict, set, frozenset)
+"""What a subclass of these is equal to goes along with it."""
+MUTABLE = (list, dict, set, bytearray, collections.deque)
+SOLUTION = "solution"
+TESTS = "__main__"
+"""Tests may stand behind `if __name__ == "__main__"`; the program's own main never runs."""
+NOT_DUMPABLE = (4, 0)
+"""prctl's PR_SET_DUMPABLE: /proc/PID/mem and /proc/PID/fd are closed to others, and so is ptrace.
+
+`sandlock` refuses it, and itself lets nobody trace a process or open its memory. The judge's handles can be taken
+there: of its pipes the input is read to its end, and the output holds the word for passing only after passing."""
+
+
+class ProgramEnded(BaseException):
+    """The other process is gone; no test may take that for an error of its own."""
+
+
+class Far:
+    """A value of the other process that is not plain."""
+
+    def __init__(self, wire: "Wire", number: int, base: Any) -> None:
+        """Name it by its number there."""
+        vars(self).update(_wire=wire, _number=number, _base=base)
+
+    def __getattr__(self, name: str) -> Any:
+        """Ask for an attribute."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._wire.ask("getattr", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute there."""
+        self._wire.ask("setattr", self, name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it there; lists and the like that it changed change here, too."""
+        return self._wire.ask("call", self, args, kwargs)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Ask for an item."""
+        return self._wire.ask("getitem", self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Set an item there."""
+        self._wire.ask("setitem", self, key, value)
+
+    def __len__(self) -> int:
+        """Ask for the length."""
+        return self._wire.ask("len", self)
+
+    def __bool__(self) -> bool:
+        """Ask whether it is true."""
+        return self._wire.ask("bool", self)
+
+    def __contains__(self, item: Any) -> bool:
+        """Ask whether it holds an item."""
+        return self._wire.ask("contains", self, item)
+
+    def __iter__(self) -> Any:
+        """Ask for an iterator, which is far, too."""
+        return self._wire.ask("iter", self)
+
+    def __next__(self) -> Any:
+        """Ask an iterator for the next item."""
+        return self._wire.ask("next", self)
+
+    def __str__(self) -> str:
+        """Ask for the text."""
+        return self._wire.ask("str", self)
+
+    __repr__ = __str__
+
+    def __instancecheck__(self, value: Any) -> bool:
+        """Ask whether another far value is one of this class; a plain one never is."""
+        return isinstance(value, Far) and self._wire.ask("isinstance", value, self)
+
+    def __eq__(self, other: object) -> Any:
+        """Ask only about two far values; beside a plain one its plain base alone can be equal."""
+        if isinstance(other, Far):
+            return self._wire.ask("eq", self, other)
+        return NotImplemented if self._base is None else self._base == other
+
+    def __hash__(self) -> int:
+        """Hash the base where there is one, as for what it is equal to."""
+        return hash(self._number) if self._base is None else hash(self._base)
+
+    def _both(self, name: str, other: object) -> Any:
+        # Beside a plain value the program would choose what the difference to the right answer is.
+        return self._wire.ask(name, self, other) if isinstance(other, Far) else NotImplemented
+
+    def __lt__(self, other: object) -> Any:
+        """Ask about two far values."""
+        return self._both("lt", other)
+
+    def __add__(self, other: object) -> Any:
+        """Ask for the sum of two far values."""
+        return self._both("add", other)
+
+    def __sub__(self, other: object) -> Any:
+        """Ask for the difference of two far values."""
+        return self._both("sub", other)
+
+
+def call(function: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function."""
+    return function(*args, **kwargs)
+
+
+OPERATIONS = {
+    "call": call, "getattr": getattr, "setattr": setattr, "getitem": operator.getitem, "setitem": operator.setitem,
+    "len": len, "bool": bool, "contains": operator.contains, "iter": iter, "next": next, "str": str,
+    "isinstance": isinstance, "eq": operator.eq, "lt": operator.lt, "add": operator.add, "sub": operator.sub,
+}  # fmt: skip
+
+
+class Wire:
+    """Questions and answers between the two processes; while one waits it answers what the other asks."""
+
+    def __init__(self, reading: int, writing: int, *, judge: bool) -> None:
+        """Talk through two pipes."""
+        self.reading, self.writing, self.judge = reading, writing, judge
+        self.mine: dict[int, Any] = {}
+        self.numbers: dict[int, int] = {}
+        self.far: dict[Any, Any] = {}
+        self.errors: dict[int, Any] = {}
+        self.ended = False
+
+    def ask(self, name: str, *args: Any) -> Any:
+        """Have the other process do something and return or raise what came of it."""
+        self.send("ask", name, args)
+        while True:
+            message = self.receive()
+            if message[0] == "ask":
+                self.answer(*message[1:])
+                continue
+            kind, value, printed, changed = message
+            if self.judge and isinstance(printed, str):
+                sys.stdout.write(printed)
+            if kind == "raised":
+                raise self.error(name, *value)
+            for place, new in changed:
+                replace(args[1][place], new)
+            return value
+
+    def error(self, name: str, kind: Any, args: Any) -> BaseException:
+        """Return an error of the other process as one of here."""
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            return RuntimeError(str(args))
+        if name != "next" and issubclass(kind, StopIteration | StopAsyncIteration | GeneratorExit):
+            return RuntimeError("StopIteration")  # else `all(map(...))` in a test would end early, and be true
+        try:
+            return kind(*args)
+        except TypeError:
+            return ValueError(*args) if issubclass(kind, ValueError) else RuntimeError(*args)
+
+    def answer(self, name: Any, args: Any) -> None:
+        """Do what the other process asks."""
+        try:
+            if self.judge and name in ("getattr", "setattr"):
+                self.check(*args[:2])
+            lists = [item for item in enumerate(args[1]) if type(item[1]) in MUTABLE] if name == "call" else []
+            before = [self.dumps(item) for _, item in lists]
+            value: Any = OPERATIONS[name](*args)
+            changed = [item for item, old in zip(lists, before, strict=True) if self.dumps(item[1]) != old]
+            message = ("answer", value, self.printed(), changed)
+        except ProgramEnded:
+            raise
+        except BaseException as error:  # the program's, and SystemExit is one of them
+            message = ("raised", (type(error), error.args), self.printed(), ())
+        self.send(*message)
+
+    def check(self, value: Any, name: str) -> None:
+        """Give the program attributes of the tests' own objects alone: others lead to frames and to the judge."""
+        if name.startswith("_") or type(value).__module__ != TESTS or isinstance(value, Far | Wire):
+            raise AttributeError(name)
+
+    def printed(self) -> str:
+        """Return what the program printed since, for tests that catch it."""
+        out = sys.stdout
+        if self.judge or not isinstance(out, io.StringIO):
+            return ""
+        text = out.getvalue()
+        out.seek(0)
+        out.truncate()
+        return text
+
+    def send(self, *message: Any) -> None:
+        """Send a message."""
+        data = self.dumps(message)
+        left = memoryview(len(data).to_bytes(8, "big") + data)
+        try:
+            while left:
+                left = left[os.write(self.writing, left) :]
+        except OSError as error:
+            self.ended = True
+            raise ProgramEnded from error
+
+    def receive(self) -> Any:
+        """Receive a message."""
+        try:
+            return Reader(io.BytesIO(self.read(int.from_bytes(self.read(8), "big"))), self).load()
+        except ProgramEnded:
+            raise
+        except BaseException as error:  # what it wrote is no message: it has no other way to go on
+            self.ended = True
+            raise ProgramEnded from error
+
+    def read(self, size: int) -> bytes:
+        """Read so many bytes."""
+        found = bytearray()
+        while len(found) < size:
+            chunk = os.read(self.reading, min(size - len(found), 1 << 20))
+            if not chunk:
+                self.ended = True
+                raise ProgramEnded
+            found += chunk
+        return bytes(found)
+
+    def dumps(self, value: Any) -> bytes:
+        """Write a value; what is not plain stays here and gets a number."""
+        out = io.BytesIO()
+        Writer(out, self).dump(value)
+        return out.getvalue()
+
+
+class Writer(pickle.Pickler):
+    """Writes plain values whole, and others as numbers."""
+
+    def __init__(self, file: io.BytesIO, wire: Wire) -> None:
+        """Write for a wire."""
+        super().__init__(file, protocol=5)
+        self.wire = wire
+
+    def persistent_id(self, obj: Any) -> Any:
+        """Return None for what is plain, else how the other process names it."""
+        if type(obj) in PLAIN or (isinstance(obj, type) and obj in PLAIN):
+            return None
+        wire = self.wire
+        if type(obj) is Far:
+            return ("yours", vars(obj)["_number"])
+        if id(obj) in wire.errors:
+            return ("yours", wire.errors[id(obj)])
+        if isinstance(obj, type) and issubclass(obj, BaseException) and getattr(builtins, obj.__name__, None) is obj:
+            return ("builtin", obj.__name__)
+        if id(obj) not in wire.numbers:
+            wire.numbers[id(obj)] = len(wire.mine)
+            wire.mine[len(wire.mine)] = obj
+        number = wire.numbers[id(obj)]
+        if isinstance(obj, types.ModuleType):
+            return ("module", number, obj.__name__)
+        if isinstance(obj, type) and issubclass(obj, BaseException):
+            return ("error", number, obj.__name__, next(b for b in obj.__bases__ if issubclass(b, BaseException)))
+        base = next((base for base in BASES if isinstance(obj, base)), None)
+        return ("mine", number, None if base is None else base(obj))
+
+
+class Reader(pickle.Unpickler):
+    """Reads what a `Writer` wrote, and makes nothing else whatever the bytes are."""
+
+    def __init__(self, file: io.BytesIO, wire: Wire) -> None:
+        """Read for a wire."""
+        super().__init__(file)
+        self.wire = wire
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return one of the plain classes."""
+        return CLASSES[module, name]
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Return what the other process named."""
+        kind, what, *more = pid
+        far = self.wire.far
+        if kind == "yours":
+            return self.wire.mine[what]
+        if kind == "builtin":
+            return builtin_error(what)
+        if kind == "module" and more[0] in sys.stdlib_module_names:
+            return importlib.import_module(more[0])
+        if what not in far:
+            if kind == "error":
+                far[what] = type(str(more[0]), (more[1],), {})
+                self.wire.errors[id(far[what])] = what
+            else:
+                far[what] = Far(self.wire, what, more[0] if kind == "mine" else None)
+        return far[what]
+
+
+def builtin_error(name: str) -> type:
+    """Return a builtin error's class."""
+    found = getattr(builtins, name)
+    if not issubclass(found, BaseException):
+        raise TypeError(name)
+    return found
+
+
+def replace(old: Any, new: Any) -> None:
+    """Put a container's new content into it."""
+    if type(old) is not type(new):
+        return
+    if isinstance(old, list | bytearray):
+        old[:] = new
+    else:
+        old.clear()
+        (old.extend if isinstance(old, collections.deque) else old.update)(new)
+
+
+def run_program(reading: int, writing: int) -> None:
+    """Load the program and do what the judge asks."""
+    import _sitebuiltins
+
+    wire = Wire(reading, writing, judge=False)
+    sys.stdout = io.StringIO()
+    random.seed(0)
+    builtins.exit = builtins.quit = _sitebuiltins.Quitter("exit", "Ctrl-D")
+    module = types.ModuleType(SOLUTION)
+    sys.modules[SOLUTION] = module
+    with open("solution.py", encoding="utf-8", errors="surrogatepass") as file:
+        exec(compile(file.read(), "solution.py", "exec"), module.__dict__)
+    names = {name: value for name, value in vars(module).items() if not name.startswith("__")}
+    wire.send("loaded", names)
+    while True:
+        kind, *rest = wire.receive()
+        if kind == "ask":
+            wire.answer(*rest)
+
+
+def judge() -> None:
+    """Run the tests and say what came of them; the word for passing is written by no other way than past the last."""
+    order = json.loads(sys.stdin.buffer.read())
+    verdict, sys.stdout = os.dup(1), open(os.devnull, "w")  # noqa: SIM115 (open to the end)
+    try:
+        if ctypes.CDLL(None).prctl(*NOT_DUMPABLE, 0, 0, 0) != 0 and readable("/proc/self/mem"):
+            raise OSError("the judge's memory would lie open")
+        asked, ask = os.pipe()
+        answered, reply = os.pipe()
+        program = subprocess.Popen(
+            [sys.executable, "-s", "-S", "-P", "-B", "-X", "utf8", "main.py", str(asked), str(reply)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=(asked, reply),
+        )  # fmt: skip
+    except OSError as error:
+        os.write(verdict, f"{order['broken']} {error}".encode())
+        return
+    os.close(asked)
+    os.close(reply)
+    wire = Wire(answered, ask, judge=True)
+    said = "ended"
+    try:
+        kind, names = wire.receive()
+        if kind == "loaded":
+            said = "failed"
+            run_tests(order, names)
+            if not wire.ended:  # a test may have caught that
+                said = order["passed"]
+    except BaseException:  # an assert, or what the program raised
+        pass
+    program.kill()
+    os.write(verdict, said.encode())
+    os._exit(0)  # waits for no thread
+
+
+def readable(path: str) -> bool:
+    """Say whether a file can be opened here."""
+    try:
+        os.close(os.open(path, os.O_RDONLY))
+    except OSError:
+        return False
+    return True
+
+
+def run_tests(order: Any, names: Any) -> None:
+    """Run the tests with the program's names, or the wanted ones of them."""
+    module = types.ModuleType(TESTS)
+    sys.modules[TESTS] = module
+    wanted = order["names"]
+    exec(compile(order["before"], "before.py", "exec"), module.__dict__)
+    if wanted is None:
+        vars(module).update((n, v) for n, v in names.items() if not hasattr(builtins, n))
+    else:
+        vars(module).update((name, names[name]) for name in wanted)
+    exec(compile(order["tests"], "tests.py", "exec"), module.__dict__)
+
+
+if __name__ == "__main__":
+    run_program(*map(int, sys.argv[1:])) if len(sys.argv) > 1 else judge()
