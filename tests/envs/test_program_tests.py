@@ -212,3 +212,17 @@ def test_a_sandbox_without_processes_is_no_wrong_answer(monkeypatch):
     monkeypatch.setattr(program_tests, "source", lambda: source)
     with pytest.raises(SandboxError, match="starts no process"):
         run_tests(HONEST, TESTS, LIMITS)
+
+
+@pytest.mark.usefixtures("full")
+def test_a_message_changes_no_class_of_the_judge():
+    """Pickle's BUILD sets attributes of whatever is named, classes included: here `Fraction.__eq__`."""
+    program = (
+        "import __main__\nfrom fractions import Fraction\nplain = __main__.Wire.dumps\n"
+        "def dumps(self, value):\n    data = plain(self, value)\n    self.mine[999] = lambda *a: True\n"
+        "    return data[:2] + EVIL + data[2:]\n"
+        "__main__.Wire.dumps = dumps\ndef f(x): return Fraction(0)\n"
+    )
+    build = b"cfractions\nFraction\n(N}X\x06\x00\x00\x00__eq__(X\x04\x00\x00\x00mineM\xe7\x03NtQstb0"
+    assert run_tests(f"EVIL = {build!r}\n{program}", "assert f(3) == 9", LIMITS)[0] is False
+    assert run_tests(f"EVIL = b''\n{program}", "assert f(3) == 0", LIMITS)[0] is True
