@@ -5,11 +5,13 @@ a process of their own (`envs/tests_apart.py`), which only asks it to call its f
 ending early, hooks at the exit, walks over frames or objects, objects equal to everything, other builtins, writing to
 any handle. What was tried stands in tests/envs/test_program_tests.py.
 
-What remains: the program sees the arguments and may answer by their looks; a test that asks no more than what the
+What remains: the program sees the arguments and may answer by their looks. A test that asks no more than what the
 program's own objects say of themselves (`assert answer`, `assert x in answer`, two such objects compared) has only
-their word for it. And tests see the program through calls: classes, iterators, errors and functions handed over
-work, but objects that are not plain take no part in arithmetic with plain ones, are no coroutines, and names of
-Python's builtins are always Python's own. A test that needs more fails.
+their word for it, and so has one that uses a name, a module's for instance, which it does not import or define itself.
+
+Tests see the program through calls: classes, iterators, errors and functions handed over work, but objects that are not
+plain take no part in arithmetic with plain ones and are no coroutines, and names of Python's builtins are always
+Python's own. A test that needs more fails.
 """
 
 import json

@@ -286,8 +286,15 @@ class Writer(pickle.Pickler):
         return ("mine", number, None if base is None else base(obj))
 
 
-class Reader(pickle.Unpickler):
+class Reader(pickle._Unpickler):  # pyright: ignore[reportAttributeAccessIssue] (the one in C has no table to shorten)
     """Reads what a `Writer` wrote, and makes nothing else whatever the bytes are."""
+
+    # A Writer writes none of these, and BUILD would set attributes of a class such as Fraction, its `__eq__` for one.
+    dispatch = {  # noqa: RUF012 (the library's name and kind)
+        code: load
+        for code, load in pickle._Unpickler.dispatch.items()  # pyright: ignore[reportAttributeAccessIssue]
+        if code not in b"".join((pickle.BUILD, pickle.INST, pickle.OBJ, pickle.EXT1, pickle.EXT2, pickle.EXT4))
+    }
 
     def __init__(self, file: io.BytesIO, wire: Wire) -> None:
         """Read for a wire."""

@@ -212,3 +212,38 @@ def test_a_sandbox_without_processes_is_no_wrong_answer(monkeypatch):
     monkeypatch.setattr(program_tests, "source", lambda: source)
     with pytest.raises(SandboxError, match="starts no process"):
         run_tests(HONEST, TESTS, LIMITS)
+
+
+@pytest.mark.usefixtures("full")
+def test_a_message_changes_no_class_of_the_judge():
+    """Pickle's BUILD sets attributes of whatever is named, classes included: here `Fraction.__eq__`."""
+    program = (
+        "import __main__\nfrom fractions import Fraction\nplain = __main__.Wire.dumps\n"
+        "def dumps(self, value):\n    data = plain(self, value)\n    self.mine[999] = lambda *a: True\n"
+        "    return data[:2] + EVIL + data[2:]\n"
+        "__main__.Wire.dumps = dumps\ndef f(x): return Fraction(0)\n"
+    )
+    build = b"cfractions\nFraction\n(N}X\x06\x00\x00\x00__eq__(X\x04\x00\x00\x00mineM\xe7\x03NtQstb0"
+    assert run_tests(f"EVIL = {build!r}\n{program}", "assert f(3) == 9", LIMITS)[0] is False
+    assert run_tests(f"EVIL = b''\n{program}", "assert f(3) == 0", LIMITS)[0] is True
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize(
+    ("program", "tests"),
+    [
+        ("class A:\n    __eq__ = lambda s, o: True\nf = lambda x: A()", "assert f(3) == 9"),
+        ("class A:\n    __eq__ = lambda s, o: True\nf = lambda x: A()", "assert [f(3)] == [9] or 9 == f(3)"),
+        ("class A(int):\n    __eq__ = lambda s, o: True\nf = lambda x: A()", "assert f(3) == 9"),
+        ("class A:\n    __sub__ = lambda s, o: 0.0\nf = lambda x: A()", "assert abs(f(3) - 9) < 1e-6"),
+        ("class A:\n    __sub__ = __abs__ = lambda *a: A()\n    __lt__ = lambda *a: True\nf = lambda x: A()",
+         "assert abs(f(3) - 9) < 1e-6"),
+        ("len = lambda x: 3\nf = lambda x: []", "assert len(f(3)) == 3"),
+        ("import builtins\nbuiltins.len = lambda x: 3\nf = lambda x: []", "assert len(f(3)) == 3"),
+        ("def f(x): raise StopIteration", "assert all(map(lambda case: f(case[0]) == case[1], [(3, 9)]))"),
+        ("import math\nmath.isclose = lambda *a: True\nf = lambda x: 0", "import math\nassert math.isclose(f(3), 9)"),
+        ("import math\nmath.isclose = lambda *a: True\nf = lambda x: 0", "assert math.isclose(f(3), 9)"),
+    ],
+)  # fmt: skip
+def test_one_assert_is_not_forged(program, tests):
+    assert run_tests(program, tests, LIMITS)[0] is False
