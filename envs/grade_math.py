@@ -18,9 +18,9 @@ MAX_DEPTH = 50
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _WRAPPED = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox|textit)\s*\{([^{}]*)\}")
 _SPACES = re.compile(r"(?<!\\)\\[,;:! ]|\\q?quad\b|~|\\(?:left|right|displaystyle|limits)(?![A-Za-z])")
-_DELIMITERS = re.compile(r"^(?:\$\$?|\\\(|\\\[)\s*(.*?)\s*(?:\$\$?|\\\)|\\\])$", re.DOTALL)
+_OPENING, _CLOSING = ("$$", "$", "\\(", "\\["), ("$$", "$", "\\)", "\\]")
 _THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?:(?:,|\{,\}|[ \u2009\u202f\u00a0'’])\d{3})+)(?![\d])")
-_PERCENT = re.compile(r"^(.*?)\s*(?:\\?%|percent)$", re.IGNORECASE)
+_PERCENT = ("\\%", "%", "percent")
 _UNIT = re.compile(r"^([-+\d.,/\s\\{}a-z^()]*?[\d})])\s*([a-zA-Zµ°Ωℓ]+(?:\s*\^\s*\{?[23]\}?|[²³])?)\.?$")
 _LIST = re.compile(r"^(?:\\\{|[\[({]).*(?:\\\}|[\])}])$", re.DOTALL)
 _MATHEMATICAL = re.compile(r"[\d\\^_=<>≤≥√π∞∪∩]|^[a-zA-Z]$|^\W*[a-zA-Z]\W*[+*/-]\W*[a-zA-Z]\W*$")
@@ -58,8 +58,7 @@ def has_box(text: str) -> bool:
 def normalize(text: str) -> str:
     """Return an answer in one spelling of LaTeX."""
     text = fold_width(text.translate(MINUS)).strip()
-    if (inner := _DELIMITERS.match(text)) is not None:
-        text = inner[1]
+    text = _without_delimiters(text)
     text = _SPACES.sub(lambda found: " " if found[0] in ("\\ ", "~") else "", text)
     text = _WRAPPED.sub(lambda found: f" {found[1]} ", text)
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\$", "$")
@@ -74,6 +73,15 @@ def normalize(text: str) -> str:
     if not _LIST.match(text):  # in a list, a comma separates: (1,234) is a pair
         text = _THOUSANDS.sub(lambda found: found[1] + re.sub(r"\D", "", found[2]), text)
     return text
+
+
+def _without_delimiters(text: str) -> str:
+    """Return what stands between the signs that open and close mathematics, if they are there."""
+    opening = next((sign for sign in _OPENING if text.startswith(sign)), None)
+    closing = next((sign for sign in _CLOSING if text.endswith(sign)), None)
+    if opening is None or closing is None or len(text) < len(opening) + len(closing):
+        return text
+    return text[len(opening) : -len(closing)].strip()
 
 
 def split_unit(text: str) -> tuple[str, str | None]:
@@ -92,8 +100,8 @@ def split_unit(text: str) -> tuple[str, str | None]:
 
 def split_percent(text: str) -> tuple[str, bool]:
     """Return a normalised answer without its percent sign, and whether it had one."""
-    found = _PERCENT.match(text)
-    return (found[1].strip(), True) if found else (text, False)
+    sign = next((sign for sign in _PERCENT if text.lower().endswith(sign)), None)
+    return (text, False) if sign is None else (text[: -len(sign)].strip(), True)
 
 
 def shape(text: str) -> str:

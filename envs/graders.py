@@ -55,9 +55,15 @@ def grade(kind: str, gold: Any, pred: str | None, *, seconds: float = SECONDS) -
         InputError: the gold is not what this kind takes.
         SandboxError: code is to be graded, and no sandbox works here.
     """
+    if not isinstance(kind, str):
+        raise SettingsError(f"the kind of a grader is a name, not {kind!r}", hint=f"Choose from {', '.join(KINDS)}")
     if kind not in KINDS:
         raise SettingsError(
             f"unknown grader `{kind}`", hint=did_you_mean(kind, KINDS) or f"Choose from {', '.join(KINDS)}"
+        )
+    if gold is None:
+        raise InputError(
+            "the gold answer is null", hint="Leave out rows without one: nothing can be compared with them"
         )
     if pred is None:
         return NONE
@@ -123,8 +129,10 @@ def _math(gold: Any, pred: str, seconds: float) -> Verdict:
     return RIGHT if verdict else WRONG
 
 
-def _members(text: str) -> list[str]:
-    """Split at commas that stand in no bracket; outer brackets and braces do not count."""
+def _members(text: Any) -> list[str]:
+    """Split at commas that stand in no bracket; outer brackets and braces do not count. A list is split already."""
+    if isinstance(text, list):
+        return [str(member) for member in text]
     text = grade_math.normalize(grade_math.last_box(text) or text)
     text = text.replace("\\{", "{").replace("\\}", "}")
     if grade_math.is_one_pair(text):
@@ -140,7 +148,7 @@ def _members(text: str) -> list[str]:
 
 def _tuple(gold: Any, pred: str, seconds: float) -> Verdict:
     """Compare members in their order."""
-    wanted, found = _members(str(gold)), _members(pred)
+    wanted, found = _members(gold if isinstance(gold, list) else str(gold)), _members(pred)
     if not found:
         return NONE
     if len(wanted) != len(found):
@@ -154,7 +162,8 @@ def _tuple(gold: Any, pred: str, seconds: float) -> Verdict:
 
 def _set(gold: Any, pred: str, seconds: float) -> Verdict:
     """Compare members in any order; each wanted one must be found once, and nothing else."""
-    wanted, left = _distinct(_members(str(gold)), seconds), _distinct(_members(pred), seconds)
+    wanted = _distinct(_members(gold if isinstance(gold, list) else str(gold)), seconds)
+    left = _distinct(_members(pred), seconds)
     if not left:
         return NONE
     if len(left) != len(wanted):
@@ -198,7 +207,8 @@ def _stated(text: str) -> str:
 
 def _mcq(gold: Any, pred: str, seconds: float) -> Verdict:
     """Compare letters; an index counts from 0, and is A. Only a letter that is stated as the answer counts."""
-    wanted = chr(ord("A") + gold) if isinstance(gold, int) and not isinstance(gold, bool) else str(gold).strip().upper()
+    indexed = isinstance(gold, int) and not isinstance(gold, bool) and 0 <= gold < 26
+    wanted = chr(ord("A") + gold) if indexed else str(gold).strip().upper()
     if len(wanted) != 1 or not "A" <= wanted <= "Z":
         raise InputError(f"the gold answer {gold!r} is no letter", hint="Give a letter, or an index that counts from 0")
     found = letter_of(grade_math.last_box(pred) or final_answer(pred) or pred)
@@ -249,6 +259,17 @@ def _code(gold: Any, pred: str, seconds: float) -> Verdict:
 
     if not isinstance(gold, dict) or not ("tests" in gold or {"inputs", "outputs"} <= gold.keys()):
         raise InputError("the gold of a program has no tests", hint="Give `tests`, or `inputs` and `outputs`")
+    tests = gold.get("tests", "-")
+    texts = [tests] if isinstance(tests, str) else tests if isinstance(tests, list) else [None]
+    pairs = [gold.get(name, []) for name in ("inputs", "outputs")]
+    whole = all(isinstance(text, str) and text.strip() for text in texts) and texts
+    if not whole or not all(isinstance(each, list) for each in pairs) or len(pairs[0]) != len(pairs[1]):
+        raise InputError(
+            "the tests of a program are texts, and its inputs and outputs lists of one length",
+            hint="See docs/graders.md",
+        )
+    if "tests" not in gold and not (pairs[0] and all(isinstance(text, str) for each in pairs for text in each)):
+        raise InputError("the inputs and outputs of a program are texts, one at the least", hint="See docs/graders.md")
     correct, why = passes(gold, pred)
     return Verdict(correct, why)
 

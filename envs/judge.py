@@ -195,7 +195,7 @@ class Judge:
             return None
         with contextlib.suppress(OSError, ValueError):  # not there, or cut off: the judge is asked again
             found = json.loads((Path(self.config.cache) / key[:2] / f"{key}.json").read_text(encoding="utf-8"))
-            return found if isinstance(found, dict) else None
+            return found if isinstance(found, dict) and found else None
         return None
 
     def _keep(self, key: str, found: dict[str, Any]) -> None:

@@ -38,6 +38,7 @@ class Limits:
     seconds: float = 5.0
     """Wall clock; in `monty`, time in which the program runs."""
     memory_mb: int = 512
+    """Of the program; in `bwrap` of each of its processes, and files in memory are not counted there."""
     output_bytes: int = 65536
     """Of stdout and stderr together; a program that writes more is stopped."""
     processes: int = 16

@@ -1,15 +1,19 @@
 """The sandbox `sandlock`: CPython, or any command, confined by Landlock and seccomp.
 
-Nothing of the caller's file system can be read but the system's libraries and the interpreter. No socket can be
-made, of any family. What `run_python` writes goes to a copy-on-write layer with a quota, and is thrown away.
+Nothing of the caller's file system can be read but the system's libraries and the interpreter, and nothing can be
+reached through a socket. What `run_python` writes goes to a copy-on-write layer with a quota, and is thrown away.
 """
 
+import contextlib
 import importlib.util
 import os
+import stat
 import sys
 import tempfile
+import threading
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +34,7 @@ from nanoskyrl.envs.sandbox import Limits, Ran
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 
 NOBODY = 65534
+LOOK_SECONDS, GRACE_SECONDS = 0.1, 1.0
 # sandlock demands a group beside the user, and then warns that it makes no use of it.
 warnings.filterwarnings("ignore", message="Policy field 'gid'")
 SPARE_MB = 64
@@ -52,7 +57,10 @@ def run_python(code: str, stdin: str, files: dict[str, bytes], limits: Limits, f
     from sandlock import BranchAction
 
     lay_out(folder, code, files)
-    with tempfile.TemporaryDirectory(prefix="skyrl-sandbox-") as storage:
+    with (
+        tempfile.TemporaryDirectory(prefix="skyrl-sandbox-") as storage,
+        _fifos_opened(Path(storage), limits.seconds + GRACE_SECONDS),
+    ):
         return _run(
             limited(python_argv(), memory_mb=limits.memory_mb, file_mb=limits.file_mb),
             stdin,
@@ -69,6 +77,33 @@ def run_python(code: str, stdin: str, files: dict[str, bytes], limits: Limits, f
 def run_command(argv: list[str], stdin: str, limits: Limits, folder: Path) -> Ran:
     """Run a command in the folder; what it writes stays."""
     return _run(limited(argv, memory_mb=None, file_mb=limits.file_mb), stdin, limits, folder)
+
+
+@contextlib.contextmanager
+def _fifos_opened(folder: Path, after: float) -> Iterator[None]:
+    """From some seconds on, open every FIFO in a folder until left.
+
+    sandlock's keeper opens what the program opens, and would wait for the other end of a FIFO for ever: no clock of
+    ours could end that.
+    """
+    left = threading.Event()
+
+    def look() -> None:
+        seconds = after
+        while not left.wait(seconds):
+            seconds = LOOK_SECONDS
+            for path in folder.rglob("*"):
+                with contextlib.suppress(OSError):
+                    if stat.S_ISFIFO(path.lstat().st_mode):
+                        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        left.set()
+        looking.join()
 
 
 def _run(argv: list[str], stdin: str, limits: Limits, folder: Path, **more: Any) -> Ran:

@@ -15,7 +15,7 @@ from nanoskyrl.envs.datasets import read_tasks
 from nanoskyrl.envs.graders import NO_ANSWER, answer_verdict, unanswered
 from nanoskyrl.envs.problems import MAX_LEVEL
 from nanoskyrl.envs.python_exec import make_python_exec
-from nanoskyrl.envs.sandbox import choose
+from nanoskyrl.envs.sandbox import BACKENDS, choose
 from nanoskyrl.envs.search import Corpus, passages, read_corpus, shipped
 from nanoskyrl.envs.text_math import INSTRUCTION, check_counts
 from nanoskyrl.envs.tool_tasks import KINDS, NEEDS, ToolTask, generated, written
@@ -66,6 +66,10 @@ class ToolUseConfig:
         for kind in self.kinds:
             if kind not in KINDS:
                 raise SettingsError(f"`tool_use.kinds` holds `{kind}`", hint=f"Choose from {', '.join(KINDS)}")
+        if self.sandbox not in ("auto", *BACKENDS):
+            raise SettingsError(
+                f"`tool_use.sandbox` is `{self.sandbox}`", hint=f"Choose from auto, {', '.join(BACKENDS)}"
+            )
         if not 1 <= self.level <= MAX_LEVEL:
             raise SettingsError(
                 f"`tool_use.level` must be 1 to {MAX_LEVEL}, not {self.level}", hint="Choose a level that exists"

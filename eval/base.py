@@ -125,7 +125,7 @@ class Benchmark:
         for index, row in enumerate(self.rows):
             try:
                 task = self.pose(row, index)
-            except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+            except (KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
                 raise InputError(
                     f"row {index} of {self.name} does not hold what its columns mean: {type(error).__name__}: {error}",
                     hint="docs/evaluations.md gives the layout",

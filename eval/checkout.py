@@ -17,7 +17,7 @@ from nanoskyrl.envs.actions import tool_calls
 from nanoskyrl.envs.base import Observation, Step, Task
 from nanoskyrl.envs.sandbox import Limits, Ran, full_python, run_command
 from nanoskyrl.envs.tools import Tool, ToolError, carry_out_all
-from nanoskyrl.eval.patches import tidy
+from nanoskyrl.eval.patches import commit_of, tidy
 from nanoskyrl.stages.errors import InputError
 
 LIMITS = Limits(seconds=60.0, memory_mb=2048, output_bytes=1 << 20, processes=64, file_mb=256)
@@ -62,7 +62,7 @@ def lay_out(repository: Path, commit: str, folder: Path) -> None:
         InputError: the repository does not have the commit.
     """
     archive = subprocess.run(
-        ["git", "-C", str(repository), "archive", "--format=tar", commit], capture_output=True, check=False
+        ["git", "-C", str(repository), "archive", "--format=tar", commit_of(commit)], capture_output=True, check=False
     )
     if archive.returncode:
         raise InputError(

@@ -114,7 +114,7 @@ class Judged(WithTools):
         judged = [row for row in rows if row.success is not None]
         stated = [1.0 if (c := row.parts.get("confidence")) is None else c for row in judged]
         was = [bool(row.success) for row in judged]
-        share = sum(right) / len(rows) if rows else None
+        share = sum(right) / len(rows) if judged else None  # with no judge's word at all there is no share of anything
         return {
             "accuracy_of_all": share,
             "accuracy_of_all_half_width": NORMAL_95 * math.sqrt(share * (1 - share) / len(rows))

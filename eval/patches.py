@@ -12,6 +12,7 @@ from nanoskyrl.stages.errors import InputError
 
 _FENCED = re.compile(r"^```(?:diff|patch)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _BEGIN = re.compile(r"^(?:diff --git |--- (?:a/|/dev/null))", re.MULTILINE)
+_COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")
 GIT_SECONDS = 120
 
 
@@ -40,6 +41,17 @@ def parses(patch: str) -> bool:
     return len(files) > 0 and all(len(file) or file.is_rename or file.is_binary_file for file in files)
 
 
+def commit_of(text: str) -> str:
+    """Return a commit's name, which goes to git and must be no option of git's.
+
+    Raises:
+        InputError: it is none.
+    """
+    if not _COMMIT.fullmatch(text):
+        raise InputError(f"{text[:60]!r} is no commit", hint="Give its name of 7 to 64 hexadecimal digits")
+    return text
+
+
 def applies(patch: str, repository: Path, commit: str) -> bool:
     """Say whether a patch applies to a commit, without touching the repository's files or index.
 
@@ -49,7 +61,7 @@ def applies(patch: str, repository: Path, commit: str) -> bool:
     with tempfile.TemporaryDirectory(prefix="skyrl-patch-") as folder:
         # An index of its own: what is checked out does not matter, and stays.
         env = {**os.environ, "GIT_INDEX_FILE": str(Path(folder) / "index")}
-        read = _git(repository, ["read-tree", commit], env)
+        read = _git(repository, ["read-tree", commit_of(commit)], env)
         if read.returncode:
             raise InputError(
                 f"`{repository}` has no commit {commit[:12]}: {read.stderr.strip()[:200]}", hint="Fetch it there"
@@ -89,7 +101,11 @@ def read_predictions(path: Path) -> dict[str, str | None]:
     if not path.is_file():
         raise InputError(f"there is no file of predictions `{path}`", hint="Name a .jsonl file")
     found: dict[str, str | None] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"`{path}` is not UTF-8: {error}", hint="Save it as UTF-8") from error
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         hint = "Write JSON objects of instance_id, model_name_or_path and model_patch"

@@ -57,6 +57,10 @@ def bench_rows(data: str | None, hub: Hub | None, bench: str, needed: Sequence[s
                 f"row {number} of {where} has no column `{missing[0]}`, which {bench} needs",
                 hint=f"It has {', '.join(map(str, row))}",
             )
+        if empty := [name for name in needed if row[name] is None]:
+            raise InputError(
+                f"row {number} of {where} has null for `{empty[0]}`, which {bench} needs", hint="Leave such rows out"
+            )
     return rows
 
 

@@ -126,7 +126,8 @@ class SweBenchVerified(Benchmark):
             return None
         folder = Path(str(as_path(self.config.repositories)))
         names = (str(row.get("instance_id", row.get("task_id"))), str(row["repo"]).replace("/", "__"))
-        return next((folder / name for name in names if (folder / name).is_dir()), None)
+        # A name with a slash would lead out of the folder.
+        return next((folder / name for name in names if Path(name).name == name and (folder / name).is_dir()), None)
 
     def start(self) -> Episode:
         """Return an episode that is an agent's or one reply, as the task turns out."""

@@ -113,7 +113,7 @@ class HfConfig:
     batch_size: int = 256
     """Rows generated together, taken in row order inside one part."""
     dtype: str = "auto"
-    """float32, bfloat16 or auto: bfloat16 on a GPU, float32 elsewhere."""
+    """float64, float32, bfloat16 or auto: bfloat16 on a GPU; elsewhere float32, and float64 for benchmarks."""
     device: str = "auto"
     """cpu, cuda or auto."""
 
@@ -124,9 +124,9 @@ class HfConfig:
                 f"`hf.batch_size` must be at least 1, not {self.batch_size}", hint="Give a number of rows"
             )
         check_device("hf", self.device)
-        if self.dtype not in ("auto", "float32", "bfloat16"):
+        if self.dtype not in ("auto", "float64", "float32", "bfloat16"):
             raise SettingsError(
-                f"`hf.dtype` must be auto, float32 or bfloat16, not {self.dtype!r}", hint="Choose one of them"
+                f"`hf.dtype` must be auto, float64, float32 or bfloat16, not {self.dtype!r}", hint="Choose one of them"
             )
 
 

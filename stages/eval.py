@@ -22,11 +22,20 @@ from nanoskyrl.eval.prices import read_prices
 from nanoskyrl.stages.config import plugin_config, to_plain
 from nanoskyrl.stages.engines import UNREACHABLE, AsyncEngine, Engine, TokenEngine, make_engine
 from nanoskyrl.stages.errors import SettingsError, ShortError
-from nanoskyrl.stages.manifest import STAYS_LOCAL, SUMMARY, Head, Manifest, Output, open_output, part_files
+from nanoskyrl.stages.manifest import (
+    STAYS_LOCAL,
+    SUMMARY,
+    Head,
+    Manifest,
+    Output,
+    open_output,
+    part_files,
+    refuse_to_leave,
+)
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.openai_engine import OpenaiEngine
 from nanoskyrl.stages.registry import lookup, plugin_errors
-from nanoskyrl.stages.rollout import Plan, RolloutConfig, failed, prepare, run_parts
+from nanoskyrl.stages.rollout import ROWS_PER_PART, Plan, RolloutConfig, failed, prepare, run_parts
 from nanoskyrl.stages.score import score_table, unjudged
 from nanoskyrl.stages.shards import read_part
 from nanoskyrl.stages.storage import is_local, make_directory, write_whole
@@ -39,6 +48,8 @@ BENCH_TASKS = 100
 ENV_TASKS = 512
 """Held-out tasks of an environment, unless it is said how many."""
 DEFAULT_BENCHES = ("hle", "swe_bench_verified")
+BENCH_ROWS_PER_PART = 16
+"""Attempts at a benchmark are long and few: a kill costs no more than these."""
 SECRET_ROWS_PER_PART = 8
 """Replies of a benchmark that withholds its text are kept in no journal: a kill costs no more than these."""
 
@@ -112,14 +123,17 @@ def evaluate(
         log: Where numbers go.
 
     Raises:
-        NanoskyrlError: bad settings or input, an output in the way, or an engine that cannot start.
+        NanoskyrlError: bad settings or input, an output in the way or where the text may not go, or an engine that
+            cannot start.
         ShortError: an endpoint left attempts unanswered; the same command goes on with those.
     """
-    settings = settings or {}
     watch = Stopwatch()
     name = name or config.env or rollout_config.env
+    settings = settings_of(name, rollout_config.engine, settings or {})
     plan = prepare(policy, _as_rollout(name, config, rollout_config, settings), settings)
     bench = plan.environment if isinstance(plan.environment, Benchmark) else None
+    if bench is not None and not bench.secret and not is_local(output):
+        refuse_to_leave(bench.stays_local, output)
     engine_config = plugin_config(settings, "engine", plan.config.engine)
     prices = read_prices(config.prices, getattr(engine_config, "model", None) or (policy.name if policy else name))
     asked = {key: value for key, value in to_plain(config).items() if key not in ("bench", "env", "prices")}
@@ -157,6 +171,27 @@ def evaluate(
     values = {key: value for key, value in numbers.items() if isinstance(value, int | float)}
     log.write("eval", {**{f"eval/{name}/{key}": value for key, value in values.items()}, **watch.timings()})
     return manifest
+
+
+def settings_of(name: str, engine: str, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the settings that an evaluation runs under: on a CPU, a benchmark's numbers hang on no batch size.
+
+    In float32 the last bits of a logit depend on the rows beside it, and now and then turn a token.
+    """
+    found = {table: dict(values) for table, values in settings.items()}
+    kind = lookup("env", name)
+    if not (engine == "hf" and isinstance(kind, type) and issubclass(kind, Benchmark)):
+        return found
+    config = plugin_config(settings, "engine", engine)
+    if config.dtype == "auto" and _on_cpu(config.device):
+        found[engine] = {**found.get(engine, {}), "dtype": "float64"}
+    return found
+
+
+def _on_cpu(device: str) -> bool:
+    import torch  # the engine needs it, other engines do not
+
+    return device == "cpu" or (device == "auto" and not torch.cuda.is_available())
 
 
 def _fill(
@@ -241,5 +276,11 @@ def _as_rollout(
         n_samples_per_prompt=config.n_samples, temperature=config.temperature, train_batch_size=max(limit, 1),
         dynamic_sampling=False, max_turns=config.max_turns or limits.max_turns,
         max_generate_length=config.max_generate_length or limits.max_generate_length,
-        rows_per_part=SECRET_ROWS_PER_PART if bench and bench.secret else rollout_config.rows_per_part,
+        rows_per_part=_rows_per_part(bench, rollout_config.rows_per_part),
     )  # fmt: skip
+
+
+def _rows_per_part(bench: Benchmark | None, wanted: int) -> int:
+    if bench is None:
+        return wanted
+    return SECRET_ROWS_PER_PART if bench.secret else BENCH_ROWS_PER_PART if wanted == ROWS_PER_PART else wanted

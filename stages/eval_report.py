@@ -17,7 +17,8 @@ from nanoskyrl.stages.errors import InputError
 from nanoskyrl.stages.manifest import SUMMARY, first_difference, read_manifest
 from nanoskyrl.stages.shards import read_parts
 
-WIDTH = 120
+COLUMNS = 4
+"""Evaluations side by side in one block of the table: as many as a terminal takes with their names whole."""
 FLIPS_SHOWN = 20
 LINES = (
     ("success", "success", "share"), ("95% interval", "success_95", "interval"), ("tasks", "tasks", "count"),
@@ -50,7 +51,14 @@ def summary_of(output: Path) -> dict[str, Any]:
 
 
 def table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return one table of several evaluations, a column each."""
+    """Return one table of several evaluations, a column each, in blocks one below the other."""
+    items = list(summaries.items())
+    blocks = [_block(dict(items[start : start + COLUMNS])) for start in range(0, len(items), COLUMNS)]
+    notes = [f"{name}: {numbers['note']}" for name, numbers in items if numbers.get("note")]
+    return "\n".join(["\n\n".join(blocks), *notes])
+
+
+def _block(summaries: Mapping[str, Mapping[str, Any]]) -> str:
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     grid.add_column("")
     for name, numbers in summaries.items():
@@ -61,8 +69,7 @@ def table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
     own = dict.fromkeys(key for numbers in summaries.values() for key in numbers if _is_own(key, numbers[key]))
     for key in own:
         grid.add_row(key, *(_written(numbers.get(key), "number") for numbers in summaries.values()))
-    notes = [f"{name}: {numbers['note']}" for name, numbers in summaries.items() if numbers.get("note")]
-    return "\n".join([_text(grid), *notes])
+    return _text(grid)
 
 
 def _is_own(key: str, value: Any) -> bool:
@@ -82,7 +89,7 @@ def _written(value: Any, kind: str) -> str:
 
 
 def _text(grid: Table) -> str:
-    console = Console(file=io.StringIO(), width=WIDTH)
+    console = Console(file=io.StringIO(), width=1 << 12)  # names and labels are never cut
     console.print(grid)
     return "\n".join(line.rstrip() for line in console.file.getvalue().split("\n")).strip("\n")  # type: ignore[attr-defined]
 

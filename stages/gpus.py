@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from nanoskyrl.stages.errors import SettingsError
 
-PATTERN = re.compile(r"cpu|\d+(-\d+)?(,\d+(-\d+)?)*")
+PATTERN = re.compile(r"cpu|[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*")
+MOST = 1024
 
 
 def gpus_of(name: str, text: str) -> tuple[int, ...]:
@@ -20,6 +21,10 @@ def gpus_of(name: str, text: str) -> tuple[int, ...]:
     found: list[int] = []
     for piece in () if text == "cpu" else text.split(","):
         first, _, last = piece.partition("-")
+        if max(int(first), int(last or first)) >= MOST:
+            raise SettingsError(
+                f"`{name}` names GPU {last or first}", hint=f"A host has fewer than {MOST}; count from 0"
+            )
         found += range(int(first), int(last or first) + 1)
     if len(set(found)) != len(found) or (text != "cpu" and not found):
         raise SettingsError(f"`{name}` is {text!r}: a GPU twice, or none", hint="Name each once, as 0-3")

@@ -2,7 +2,8 @@
 
 Every request draws from a random stream of its own, one number a token, by inverting the
 cumulative distribution. So a row's tokens depend on its seed and its prompt and not on
-the rows beside it, but for rounding in the last bits of the logits.
+the rows beside it, but for rounding in the last bits of the logits. In float32 that moves
+log-probs of long rows by 1e-4 and turns a token in some; in float64 neither was seen.
 """
 
 from collections.abc import Callable, Sequence
@@ -238,7 +239,8 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> tup
     ids, nats = [], []
     rows = max(1, ELEMENTS_AT_ONCE // logits.shape[-1])
     for start in range(0, len(logits), rows):
-        raw = logits[start : start + rows].float()
+        raw = logits[start : start + rows]
+        raw = raw if raw.dtype == torch.float64 else raw.float()
         # Greedy has no distribution of its own; its tokens are scored at temperature 1.
         scaled = raw / sampling.temperature if sampling.temperature > 0 else raw
         kept = _truncate(scaled, sampling)
@@ -251,7 +253,7 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> tup
         else:
             chosen = raw.argmax(-1, keepdim=True)
         scored = raw if sampling.logprobs_mode == "raw" else kept if sampling.temperature > 0 else raw
-        nats.append(scored.log_softmax(-1).gather(-1, chosen)[:, 0].cpu())
+        nats.append(scored.log_softmax(-1).gather(-1, chosen)[:, 0].float().cpu())
         ids.append(chosen[:, 0].cpu())
     return torch.cat(ids), torch.cat(nats)
 

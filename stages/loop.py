@@ -189,7 +189,9 @@ def _keep_settings(run: Run, resolved: dict[str, dict[str, Any]], force: bool) -
     path = run.root / RESOLVED
     try:
         kept = json.loads(path.read_bytes()) if path.is_file() else resolved
-    except ValueError as error:
+        if not isinstance(kept, dict):
+            raise ValueError("it holds no table")
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"`{path}` is not JSON: {error}", hint="Delete it, if the run's settings are those it had"
         ) from error

@@ -206,7 +206,16 @@ def check_may_leave(manifest: Manifest, directory: Path) -> None:
     Raises:
         InputError: it came from a benchmark whose terms forbid it.
     """
-    if reason := manifest.facts.get(STAYS_LOCAL):
+    refuse_to_leave(manifest.facts.get(STAYS_LOCAL), directory)
+
+
+def refuse_to_leave(reason: str | None, directory: Path) -> None:
+    """Raise where there is a reason that the text of a directory must stay.
+
+    Raises:
+        InputError: gives the reason.
+    """
+    if reason:
         raise InputError(
             f"the text of `{directory}` stays on this machine: {reason}", hint="Its summary.json holds the numbers"
         )

@@ -31,6 +31,8 @@ GIVE_UP_AFTER = 8
 OURS_TO_MEND = (401, 403, 404)
 """Status codes that every request would meet: the key, the address or the model's name is wrong."""
 PASSING = (408, 409, 429)
+PAUSE_SECONDS = 60.0
+"""The longest pause before a request is made again, with room to spare."""
 """Status codes below 500 that may be gone a little later; the client has tried again by then."""
 REFUSALS_SHOWN = 300
 """Characters of what an endpoint says is wrong."""
@@ -162,7 +164,9 @@ class OpenaiEngine(ChatEngine):
         try:
             fields = {key: value for key, value in body.items() if key not in ("model", "messages")}
             create = self._connected().chat.completions.with_raw_response.create
-            answer = await create(model=body["model"], messages=body["messages"], extra_body=fields)
+            # The client's own limit is for each piece that arrives: a reply that drips would never end.
+            async with asyncio.timeout((self.config.timeout_seconds + PAUSE_SECONDS) * (self.config.retries + 1)):
+                answer = await create(model=body["model"], messages=body["messages"], extra_body=fields)
             reply = _as_reply(json.loads(answer.http_response.content))
         except openai.APIStatusError as error:
             if error.status_code in OURS_TO_MEND:
@@ -178,7 +182,9 @@ class OpenaiEngine(ChatEngine):
             return Reply(finish_reason="error", error=f"the endpoint refuses the request: {_short(error)}")
         except openai.OpenAIError as error:
             return self._unreachable(_short(error))
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        except TimeoutError:
+            return self._unreachable("its reply did not come to an end in time")
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             return self._unreachable(f"its reply is no chat completion ({type(error).__name__}: {error})")
         self._failures = 0
         return reply

@@ -48,6 +48,7 @@ NOT_IN_MANIFEST = ("device", "data", "actions", "corpus", "prompt", "judge_promp
 FILES = ("data", "actions", "corpus", "prompt", "judge_prompt", "shots_data")
 LEAST_TEMPERATURE, LEAST_TOP_P = 1e-3, 1e-6
 """Below these, float32 can no longer tell the logits apart."""
+ROWS_PER_PART = 512
 TRAJECTORY_MODES = ("auto", "whole", "step")
 
 
@@ -95,8 +96,8 @@ class RolloutConfig:
     """Turns that `last_turns` and `summary` show."""
     stop_strings: tuple[str, ...] = ()
     """Texts that end a turn as soon as they are written, such as </tool_call>; on engines hf and openai."""
-    rows_per_part: int = 512
-    """Trajectories in a part, rounded up to whole groups."""
+    rows_per_part: int = ROWS_PER_PART
+    """Trajectories in a part, rounded up to whole groups; in a benchmark 16 unless it is set."""
     dynamic_sampling: bool | None = None
     """Sample in rounds until train_batch_size groups have spread in success; None: with dapo."""
     max_sample_batches: int = 30

@@ -17,7 +17,7 @@ from nanoskyrl.stages.engines import AsyncEngine, Engine, make_engine
 from nanoskyrl.stages.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.metrics import METRICS, MetricsLog
-from nanoskyrl.stages.policy import check_policy, policy_digest, publish, read_info, resolve_policy
+from nanoskyrl.stages.policy import cached_digest, check_policy, policy_digest, publish, read_info, resolve_policy
 from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.runs import EVALUATIONS, INPUT_OF, Run, RunConfig, is_main, step_of, version_of
 from nanoskyrl.stages.storage import is_local, make_directory, remove_tree, write_whole
@@ -336,8 +336,16 @@ class Session:
     def _state_of(self, step: int, policy: Path) -> Path | None:
         """Return the optimizer's state that belongs to a policy; None if no train of this run made it."""
         made = self.run.stage(step - 1, "train")
-        if is_finished(made) and read_manifest(made).facts.get("policy") == policy_digest(policy):
+        if not is_finished(made):
+            return None
+        manifest = read_manifest(made)
+        if manifest.facts.get("policy") == policy_digest(policy):
+            _check_state(made, manifest)
             return made / "state"
+        if policy == self.run.policy(step):
+            raise InputError(
+                f"`{policy}` is not what step {step - 1} trained", hint="Its files were changed: see `skyrl verify`"
+            )
         return None
 
     def sync(
@@ -380,7 +388,7 @@ class Session:
             output: Where the shards go; None: their place in the run.
             force: Replace an output made under other settings.
         """
-        from nanoskyrl.stages.eval import evaluate
+        from nanoskyrl.stages.eval import evaluate, settings_of
 
         config = stage_config(self.settings, "eval")
         rollout_config = stage_config(self.settings, "rollout", seed=self.config.seed)
@@ -393,13 +401,14 @@ class Session:
         place = f"{version:08d}" if version is not None else policy_digest(policy)[:8] if policy else "scripted"
         if rollout_config.engine == "openai":
             place = re.sub(r"[^\w.-]+", "_", str(self.engine_config("openai").model or "openai"))
-        target = output or self.run.root / EVALUATIONS / place / (name or config.env or rollout_config.env)
+        what: str = name or config.env or rollout_config.env
+        target = output or self.run.root / EVALUATIONS / place / what
         was, log = is_finished(target) and not force, self._log(target, version)
-        engine = self._engine_for(rollout_config.engine)
+        settings = settings_of(what, rollout_config.engine, self.settings)
+        engine = self._engine_for(rollout_config.engine, settings)
         manifest = evaluate(
-            policy, target, config, rollout_config, name=name, settings=self.settings, engine=engine, force=force,
-            log=log,
-        )  # fmt: skip
+            policy, target, config, rollout_config, name=what, settings=settings, engine=engine, force=force, log=log
+        )
         return Outcome(manifest, target, was)
 
     def benches(self) -> list[str]:
@@ -463,15 +472,18 @@ class Session:
         inside = self.run.root.resolve() in output.resolve().parents
         return MetricsLog(self.run.metrics if inside else output.parent / METRICS, step)
 
-    def _engine_for(self, name: str) -> Engine | None:
+    def _engine_for(self, name: str, settings: Settings | None = None) -> Engine | None:
+        """Return the engine that stays up; one of its own where the settings of an evaluation are others."""
         if not self.keep_up and name != SERVED:
             return None
-        if name not in self._engines:
-            engine = make_engine(name, self.engine_config(name))
+        config = plugin_config(settings or self.settings, "engine", name)
+        key = name if config == self.engine_config(name) else f"{name} of evaluations"
+        if key not in self._engines:
+            engine = make_engine(name, config)
             if hasattr(engine, "place"):  # it finds servers of the run, and writes logs there
                 engine.place = self.run.root  # type: ignore[union-attr]
-            self._engines[name] = engine
-        return self._engines[name]
+            self._engines[key] = engine
+        return self._engines[key]
 
     @property
     def world(self) -> Any:
@@ -507,6 +519,14 @@ class Session:
 
             self._learner = recipe_of(config, self.settings).learner()
         return self._learner
+
+
+def _check_state(made: Path, manifest: Manifest) -> None:
+    """Raise InputError if an optimizer's state is not the one that was written; a pruned one is not looked at."""
+    for name, digest in manifest.files.items():
+        path = made / name
+        if name.startswith("state/") and path.is_file() and cached_digest(path) != digest:
+            raise InputError(f"`{path}` has another digest than its manifest says", hint="Train that step again")
 
 
 def as_toml(settings: Settings) -> str:

@@ -21,7 +21,7 @@ def test_several_benchmarks_make_one_table_and_shards_beside_the_policy(tmp_path
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[:2] == ["mmlu", "gpqa"]
     for name in ("mmlu", "gpqa"):
-        summary = json.loads((tmp_path / "run" / "evals" / "00000000" / name / "summary.json").read_text())
+        summary = json.loads((tmp_path / "run" / "evals" / "scripted" / name / "summary.json").read_text())
         assert (summary["benchmark"], summary["success"]) == (name, 1.0)
 
 

@@ -11,8 +11,11 @@ from running import skyrl
 from nanoskyrl.eval.choices import answer_letter, official_chain, question_text
 from nanoskyrl.stages.config import plugin_config
 from nanoskyrl.stages.errors import ConflictError, InputError, SettingsError
+from nanoskyrl.stages.eval import settings_of
 from nanoskyrl.stages.manifest import check_may_leave, read_manifest
 from nanoskyrl.stages.registry import lookup
+from nanoskyrl.stages.scripted_engine import ScriptedConfig
+from nanoskyrl.stages.storage import as_path
 from nanoskyrl.stages.trajectory import WITHHELD, check
 
 ALL = (*SAMPLES, *OWN)
@@ -267,6 +270,19 @@ def test_gpqas_text_stays_on_this_machine(tmp_path):
     check_may_leave(read_manifest(tmp_path / "free"), tmp_path / "free")
 
 
+@pytest.mark.parametrize("name", ["gpqa", "hle"])
+def test_text_that_stays_is_not_written_to_another_machine(name):
+    place = as_path(f"memory://evals/{name}")
+    with pytest.raises(InputError, match="stays on this machine"):
+        run_bench(name, place)
+    assert not place.exists()
+
+
+def test_what_may_leave_and_what_has_no_text_goes_to_a_url():
+    for name in ("mmlu", "browsecomp"):
+        assert run_bench(name, as_path(f"memory://evals/{name}"), limit=1)["samples"] == 1
+
+
 @pytest.mark.parametrize("engine_name", ["scripted", "hf"])
 def test_browsecomp_writes_down_no_text_and_no_token(engine_name, tmp_path):
     out = tmp_path / "out"
@@ -314,6 +330,37 @@ def test_batches_of_1_and_32_give_the_same_tokens_grades_and_logprobs(name, tmp_
     assert max(abs(np.array(a) - np.array(b)).max() for a, b in pairs) < 1e-5
 
 
+@pytest.mark.parametrize(("settings", "dtype"), [({}, "float64"), ({"dtype": "float32"}, "float32")])
+def test_on_a_cpu_benchmarks_run_in_float64_unless_told_otherwise(settings, dtype, tmp_path):
+    run_bench(
+        "gsm8k", tmp_path / "out", engine_name="hf", policy=STARTER, limit=1, max_generate_length=4,
+        tables={"hf": {"device": "cpu", **settings}},
+    )  # fmt: skip
+    assert read_manifest(tmp_path / "out").settings["hf"]["dtype"] == dtype
+    given = {"hf": {"device": "cpu", **settings}}
+    assert settings_of("text_math", "hf", given) == given  # what is no benchmark stays as it is trained
+
+
+def test_an_evaluation_that_is_killed_keeps_what_was_done_by_default(tmp_path):
+    class Dies(type(right("gsm8k"))):
+        left = 40
+
+        def reply(self, environment, task, turn):
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+            return super().reply(environment, task, turn)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_bench("gsm8k", tmp_path / "out", engine=Dies(ScriptedConfig()), limit=None)
+    kept = table_of(tmp_path / "out")
+    assert kept.num_rows == 2 * 16
+    counts = Dies(ScriptedConfig())
+    counts.left = 1000
+    assert run_bench("gsm8k", tmp_path / "out", engine=counts, limit=None)["samples"] == 100
+    assert counts.left == 1000 - (100 - 32)  # none was asked again
+
+
 def test_a_killed_evaluation_goes_on_and_ends_with_the_same_bytes(tmp_path):
     kinds = {"rollout": {"rows_per_part": 4}, "limit": 12}
     run_bench("gsm8k", tmp_path / "whole", **kinds)
@@ -326,8 +373,6 @@ def test_a_killed_evaluation_goes_on_and_ends_with_the_same_bytes(tmp_path):
             if not Dies.left:
                 raise KeyboardInterrupt
             return super().reply(environment, task, turn)
-
-    from nanoskyrl.stages.scripted_engine import ScriptedConfig
 
     with pytest.raises(KeyboardInterrupt):
         run_bench("gsm8k", tmp_path / "killed", engine=Dies(ScriptedConfig()), **kinds)

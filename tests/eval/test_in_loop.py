@@ -1,19 +1,36 @@
 """Benchmarks while a run trains."""
 
 import json
+from contextlib import closing
 
 import pytest
+import torch
 from benches import rows_file
 from running import SMALL
 
 from nanoskyrl.stages.config import merge
 from nanoskyrl.stages.curve import curve
 from nanoskyrl.stages.errors import ConflictError
+from nanoskyrl.stages.eval import settings_of
+from nanoskyrl.stages.hf_engine import HfEngine
 from nanoskyrl.stages.loop import loop
 from nanoskyrl.stages.manifest import read_manifest
 from nanoskyrl.stages.policy import policy_digest
 from nanoskyrl.stages.runs import Run
+from nanoskyrl.stages.session import Session
 from nanoskyrl.stages.verify import verify
+
+
+def test_a_benchmark_has_an_engine_of_its_own_where_its_settings_differ(tmp_path):
+    with closing(Session(Run(tmp_path), {"hf": {"device": "cpu"}}, keep_up=True)) as session:
+        trains = session._engine_for("hf")
+        settings = settings_of("gsm8k", "hf", session.settings)
+        measures = session._engine_for("hf", settings)
+        assert isinstance(trains, HfEngine)
+        assert isinstance(measures, HfEngine)
+        assert (trains.config.dtype, measures.config.dtype) == ("auto", "float64")
+        assert session._engine_for("hf", settings) is measures
+        assert session._engine_for("hf", settings_of("text_math", "hf", session.settings)) is trains
 
 
 def test_eval_every_runs_the_chosen_benchmarks_and_writes_them_beside_the_policy(tmp_path):
@@ -29,11 +46,14 @@ def test_eval_every_runs_the_chosen_benchmarks_and_writes_them_beside_the_policy
     )
     reported = []
     loop(run, settings, report=lambda step, numbers: reported.append((step, numbers.get("stage"))))
+    cuda = torch.cuda.is_available()
     for version in (0, 1):
         for name in ("mmlu", "gsm8k"):
             place = run.root / "evals" / f"{version:08d}" / name
             assert json.loads((place / "summary.json").read_text())["samples"] == 2
             assert read_manifest(place).policy == policy_digest(run.policy(version))
+            assert read_manifest(place).settings["hf"]["dtype"] == ("auto" if cuda else "float64")
+    assert read_manifest(run.stage(0, "rollout")).settings["hf"]["dtype"] == "auto"
     assert [line for line in reported if line[1] == "eval"] == [(v, "eval") for v in (0, 0, 1, 1)]
     text = curve(run)
     assert [text.count(f"held-out {name}, policy") for name in ("mmlu", "gsm8k")] == [2, 2]

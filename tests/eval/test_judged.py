@@ -81,6 +81,8 @@ def test_a_judge_that_fails_leaves_rows_unjudged_and_never_wrong(name, answer, t
     with endpoint(lambda body: answer) as server:
         found = judged(name, server, tmp_path / "out", limit=2)
     assert (found["success"], found["judge_failures"], found["unjudged"], found["not_scored"]) == (None, 2, 2, 2)
+    if name == "hle":
+        assert (found["accuracy_of_all"], found["accuracy_of_all_half_width"]) == (None, None)
     table = table_of(tmp_path / "out")
     assert table.column("reward").null_count == table.num_rows == 2
     assert table.column("score_status").to_pylist() == ["verifier_error"] * 2

@@ -12,7 +12,8 @@ from nanoskyrl.eval.metrics import cost, summarize
 from nanoskyrl.eval.prices import read_prices
 from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.eval import EvalConfig
-from nanoskyrl.stages.eval_report import compare, comparison, summary_of, table
+from nanoskyrl.stages.eval_report import LINES, compare, comparison, summary_of, table
+from nanoskyrl.stages.registry import names
 from nanoskyrl.stages.trajectory import ToolCall, Turn, to_table
 
 
@@ -190,6 +191,25 @@ def test_other_benchmarks_are_not_compared(two, tmp_path):
 def test_another_way_of_grading_is_noted(two, tmp_path):
     run_bench("mmlu_pro", tmp_path / "c", limit=20, tables={"mmlu_pro": {"official_chain": True}})
     assert compare(two[0], tmp_path / "c")["graded_otherwise"] == "official_chain"
+
+
+def test_a_table_of_all_benchmarks_keeps_names_and_labels_whole():
+    own = {"accuracy_of_all_half_width": 0.1, "calibration_error_official": None}
+    numbers = {"metric": "exact_match_no_judge", "success": 0.5, "success_95": [0.25, 0.75], "tasks": 100, **own}
+    benches = names("bench")
+    assert len(benches) >= 13
+    text = table({name: {**numbers, "note": f"of {name}"} if name == "hle" else numbers for name in benches})
+    blocks = text.rpartition("\n")[0].split("\n\n")
+    assert text.endswith("\nhle: of hle")
+    assert [block.splitlines()[0].split() for block in blocks] == [
+        benches[i : i + 4] for i in range(0, len(benches), 4)
+    ]
+    labels = [label for label, _, _ in LINES] + list(own)
+    for block in blocks:
+        lines = block.splitlines()
+        assert lines[1].split() == ["exact_match_no_judge"] * len(lines[0].split())
+        assert [line.strip().partition("  ")[0] for line in lines[3:]] == labels
+        assert max(map(len, lines)) <= 130
 
 
 def test_the_table_has_a_column_an_evaluation(two):

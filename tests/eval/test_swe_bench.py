@@ -91,7 +91,7 @@ def test_a_patch_is_checked_against_the_base_commit_without_touching_the_reposit
     _, place, base = project
     assert applies(PATCH, place, base)
     assert not applies(PATCH.replace("a - b", "a * b"), place, base)
-    assert not applies(PATCH, place, "HEAD")
+    assert not applies(PATCH, place, git(place, "rev-parse", "HEAD"))
     assert git(place, "status", "--porcelain") == ""
     with pytest.raises(InputError, match="has no commit 0000"):
         applies(PATCH, place, "0" * 40)
@@ -231,7 +231,7 @@ def test_git_that_an_agent_has_tampered_with_runs_only_in_the_sandbox(project, t
     assert "+    return a + b" in metadata["model_patch"]
 
 
-# Saved logs, graded by the official code
+# Saved logs, graded by the official code; they are written here, in the harness's format: no run of it left them
 
 
 def log_of(row, results, *, exit_code=None):

@@ -43,6 +43,24 @@ def test_batch_size_changes_no_token_and_no_logprob_beyond_rounding(up, size):
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
+def test_in_float64_no_row_hangs_on_the_rows_beside_it():
+    done = []
+    for size in (1, 32):
+        made = engine(dtype="float64", batch_size=size)
+        made._stop_ids = frozenset({1 << 30})  # no token ends a row before its 200
+        asked = []
+        for i in range(64):  # prompts of several lengths, so that batches are padded
+            text = f"What is {7 * i} + {i * i}?" + " Take care." * (i % 5)
+            prompt = made.renderer.prompt_ids([{"role": "user", "content": text}])
+            asked.append(Request(prompt_ids=prompt, seed=i, max_tokens=200))
+        done.append(made.generate(asked, Sampling()))
+    assert {len(g.token_ids) for g in done[0]} == {200}
+    assert [g.token_ids for g in done[0]] == [g.token_ids for g in done[1]]
+    gap = max(np.abs(a.logprobs.astype(float) - b.logprobs).max() for a, b in zip(*done, strict=True))
+    assert gap < 1e-9  # in float32 it is 1e-4
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_are_those_of_a_plain_forward_pass_at_the_temperature(up, temperature):
     made = up.generate(requests(up, 6), Sampling(temperature=temperature))

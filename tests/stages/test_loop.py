@@ -11,7 +11,7 @@ import pytest
 from running import ROOT, SMALL, as_flags, same_bytes, skyrl
 
 from nanoskyrl.stages.config import merge
-from nanoskyrl.stages.errors import ConflictError, OutputError
+from nanoskyrl.stages.errors import ConflictError, InputError, OutputError
 from nanoskyrl.stages.loop import loop
 from nanoskyrl.stages.manifest import is_finished, locked, read_manifest
 from nanoskyrl.stages.metrics import latest, read_metrics
@@ -48,6 +48,23 @@ def test_a_longer_loop_goes_on_from_a_shorter_one_with_the_bytes_of_one_unbroken
     loop(Run(tmp_path / "run"), merge(SMALL, {"loop": {"steps": 3}}))
     loop(Run(tmp_path / "three"), merge(SMALL, {"loop": {"steps": 3}}))
     assert same_bytes(tmp_path / "run", tmp_path / "three") == []
+
+
+@pytest.mark.parametrize(
+    ("file", "other", "told"),
+    [
+        ("policies/00000002/model.safetensors", "policies/00000001/model.safetensors", "is not what step 1 trained"),
+        ("step-000001/train/state/{}", "step-000000/train/state/{}", "has another digest than its manifest says"),
+    ],
+)
+def test_weights_and_state_that_were_swapped_are_not_trained_on(whole, tmp_path, file, other, told):
+    root = tmp_path / "run"
+    shutil.copytree(whole, root)
+    name = next(path.name for path in (root / "step-000001" / "train" / "state").iterdir())
+    (root / file.format(name)).unlink()  # published weights are hard links
+    shutil.copyfile(root / other.format(name), root / file.format(name))
+    with pytest.raises(InputError, match=told):
+        loop(Run(root), merge(SMALL, {"loop": {"steps": 3}}))
 
 
 def test_other_settings_are_refused_in_a_run_and_named(whole):

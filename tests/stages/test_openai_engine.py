@@ -1,6 +1,10 @@
 """Engine `openai` against real HTTP servers: what is sent, what comes back, and what happens when it does not."""
 
+import contextlib
 import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from benches import run_bench, table_of
@@ -280,3 +284,32 @@ def test_arguments_that_are_no_json_reach_the_parser_of_actions_as_they_are():
 
     found = tool_calls(text_of(None, [("f", '{"a": ')]))
     assert [call.error for call in found] == ["malformed"]
+
+
+@pytest.mark.timeout(120)
+def test_a_reply_that_drips_without_end_is_given_up(rows, tmp_path, monkeypatch):
+    class Drips(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:  # each piece comes in time
+                    self.wfile.write(b" ")
+                    self.wfile.flush()
+                    time.sleep(0.05)
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setattr("nanoskyrl.stages.openai_engine.PAUSE_SECONDS", 0.0)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Drips)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server.url = f"http://127.0.0.1:{server.server_port}/v1"
+    try:
+        with pytest.raises(ShortError, match="did not come to an end in time"):
+            ask(server, rows(1), tmp_path / "out", openai={"timeout_seconds": 0.3, "retries": 0})
+    finally:
+        server.shutdown()
+        server.server_close()
