@@ -1,8 +1,8 @@
 """Programs that try to get out of a sandbox; each prints BREACH where it succeeds.
 
-`{secret}` is a file of the caller's that holds a secret, `{tcp}`, `{udp}` and `{unix}` are where something of the
-caller's listens, `{pid}` is the caller, `{out}` is a path outside that does not exist,
-`{variable}` stands in the caller's environment.
+`{secret}` is a file of the caller's that holds a secret, `{tcp}`, `{tcp6}`, `{udp}` and `{unix}` are where something of
+the caller's listens, `{free}` is a port that it tries to reach, `{interface}` a network it is on, `{pid}` is the caller,
+`{out}` is a path outside that does not exist, `{variable}` stands in the caller's environment.
 """
 
 READS = {
@@ -12,9 +12,11 @@ READS = {
     "file by os.open": "import os\nprint(os.read(os.open('{secret}', os.O_RDONLY), 9) and 'BREACH')",
     "file by pathlib": "from pathlib import Path\nprint(Path('{secret}').read_text() and 'BREACH')",
     "folder of the caller": "import os\nfrom os.path import dirname\nprint(os.listdir(dirname('{secret}')) and 'BREACH')",
-    "walk from the root": (
-        "import os\nfor top, _, files in os.walk('/root'):\n    for f in files:\n"
-        "        open(os.path.join(top, f), 'rb').read(1)\n        if 'python' not in top:\n            print('BREACH')\n"
+    "walk from the root": (  # the interpreter's own files are there for it
+        "import os, sys\nfor top, folders, files in os.walk('/root'):\n"
+        "    folders[:] = [d for d in folders if os.path.join(top, d) != sys.base_prefix]\n"
+        "    for f in files:\n        open(os.path.join(top, f), 'rb').read(1)\n"
+        "        print('BREACH')\n        raise SystemExit\n"
     ),
     "symlink out": "import os\nos.symlink('{secret}', 'link')\nprint(open('link').read() and 'BREACH')",
     "hard link out": "import os\nos.link('{secret}', 'link')\nprint(open('link').read() and 'BREACH')",
@@ -40,7 +42,7 @@ READS = {
 
 NETWORK = {
     "tcp": "import socket\nsocket.create_connection(('127.0.0.1', {tcp}), 1)\nprint('BREACH')",
-    "tcp v6": "import socket\nsocket.create_connection(('::1', {tcp}), 1)\nprint('BREACH')",
+    "tcp v6": "import socket\nsocket.create_connection(('::1', {tcp6}), 1)\nprint('BREACH')",
     "udp": (
         "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.sendto(b'x', ('127.0.0.1', {udp}))\n"
         "s.settimeout(0.3)\nprint(s.recv(9) and 'BREACH')"
@@ -48,10 +50,14 @@ NETWORK = {
     "unix": "import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect('{unix}')\nprint('BREACH')",
     "unix without a path": "import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect('\\0{abstract}')\nprint('BREACH')",
     "raw": "import socket\nsocket.socket(socket.AF_PACKET, socket.SOCK_RAW, 3)\nprint('BREACH')",
-    "name": "import socket\nprint(socket.getaddrinfo('localhost.localdomain.invalid', 80) and 'BREACH')",
+    "name": (
+        "import socket\nfor *kind, _, _, address in socket.getaddrinfo('localhost', {tcp}, type=socket.SOCK_STREAM):\n"
+        "    s = socket.socket(*kind)\n    s.settimeout(1)\n    if s.connect_ex(address) == 0: print('BREACH')"
+    ),
     "web": "import urllib.request\nurllib.request.urlopen('http://127.0.0.1:{tcp}', timeout=1)\nprint('BREACH')",
     "listen": (
-        "import socket\ns = socket.socket()\ns.bind(('0.0.0.0', {free}))\ns.listen()\nprint('LISTENS', flush=True)\n"
+        "import socket\ns = socket.socket()\ns.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n"
+        "s.bind(('0.0.0.0', {free}))\ns.listen()\nprint('LISTENS', flush=True)\n"
         "s.settimeout(1)\ns.accept()\nprint('BREACH')"
     ),
     "host of the machine": "import socket\ns = socket.socket(40, socket.SOCK_STREAM)\nprint('BREACH')",
@@ -67,7 +73,7 @@ NETWORK = {
     "netlink": (
         "import socket\ns = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)\ns.bind((0, 0))\n"
         "import struct\ns.send(struct.pack('IHHIIBxxx', 20, 18, 0x301, 1, 0, 0))\n"
-        "print('BREACH' if b'eth0' in s.recv(65536) else '')"
+        "s.settimeout(0.2)\nwhile True:\n    if b'{interface}\\0' in s.recv(65536):\n        print('BREACH')\n        break"
     ),
 }
 
@@ -119,7 +125,9 @@ WRITES = {
     "kernel log": "import ctypes\nbuffer = ctypes.create_string_buffer(99)\nprint('BREACH' if ctypes.CDLL(None).klogctl(3, buffer, 99) > 0 else '')",
     "load a program into the kernel": (
         "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
-        "print('BREACH' if libc.syscall(321, 0, ctypes.create_string_buffer(128), 128) >= 0 else ctypes.get_errno())"
+        "import platform, struct\nnumber = 321 if platform.machine() == 'x86_64' else 280\n"
+        "table = ctypes.create_string_buffer(struct.pack('IIII', 2, 4, 4, 1), 128)\n"
+        "print('BREACH' if libc.syscall(number, 0, table, 128) >= 0 else ctypes.get_errno())"
     ),
     "introspection": (
         "for c in ().__class__.__base__.__subclasses__():\n    if c.__name__ == '_wrap_close':\n"
@@ -157,19 +165,22 @@ EXHAUSTION = {
 }
 
 ATTACKS = {**READS, **NETWORK, **WRITES, **EXHAUSTION}
-CONTROL = (
-    "file of the caller",
-    "environment",
-    "environment of the caller",
-    "symlink out",
-    "tcp",
-    "udp",
-    "unix",
-    "unix without a path",
-    "web",
-    "introspection",
-    "unpickling",
-    "module from outside",
-    "walk of proc",
-)
+HARMFUL = (
+    "file in tmp", "system file", "files beside the box", "signal everyone", "mount", "set the clock", *EXHAUSTION,
+)  # fmt: skip
+"""Not to be run without a sandbox."""
+SIGNALS = ("signal the caller", "signal the parent", "signal the group of the caller")
+"""Harmless where the caller is a process made for it, which must not survive."""
+CONTROL = tuple(attack for attack in ATTACKS if attack not in (*HARMFUL, *SIGNALS))
 """Harmless enough to run without a sandbox, where each must print BREACH: else it proves nothing."""
+MAY_LACK = {
+    "root": ("shadow", "walk from the root", "raw", "another root", "become root", "enter the caller's namespaces"),
+    "a look at other processes": ("memory of the caller", "ptrace", "read memory by a system call", "root of the caller"),
+    "IPv6": ("tcp v6",),
+    "a network": ("netlink",),
+    "what the kernel may be built without or refuse": (
+        "host of the machine", "sockets by io_uring", "keyring", "new namespaces", "kernel log",
+        "load a program into the kernel", "turn limits off",
+    ),
+}  # fmt: skip
+"""What a machine may not give to anybody: there the attack cannot succeed, sandbox or not."""

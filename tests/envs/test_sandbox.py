@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from attacks import ATTACKS, CONTROL, EXHAUSTION
+from attacks import ATTACKS, CONTROL, EXHAUSTION, MAY_LACK, SIGNALS
 
 from nanoskyrl.envs import sandbox
 from nanoskyrl.envs.sandbox import Limits, PythonSession, available, run_command, run_python
@@ -57,6 +58,19 @@ def caller(tmp_path_factory):
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
     free.close()
+    try:
+        tcp6 = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:  # the machine has none
+        tcp6 = socket.socket()
+        tcp6.bind(("127.0.0.1", 0))
+    ended = threading.Event()
+
+    def knock() -> None:
+        while not ended.wait(0.05):
+            with socket.socket() as visitor:
+                visitor.bind(("127.0.0.1", 0))
+                if visitor.getsockname()[1] != port:  # or it would reach itself
+                    visitor.connect_ex(("127.0.0.1", port))
 
     def answer(listener: socket.socket) -> None:
         while True:
@@ -75,20 +89,35 @@ def caller(tmp_path_factory):
             except OSError:
                 return
 
-    for listener in (tcp, unix, abstract):
+    for listener in (tcp, tcp6, unix, abstract):
         listener.listen(16)
         threading.Thread(target=answer, args=(listener,), daemon=True).start()
     threading.Thread(target=echo, daemon=True).start()
+    threading.Thread(target=knock, daemon=True).start()
+    handle = os.open(secret, os.O_RDONLY)
+    os.set_inheritable(handle, True)
     yield {
-        "secret": secret, "tcp": tcp.getsockname()[1], "udp": udp.getsockname()[1], "unix": folder / "socket",
+        "secret": secret, "tcp": tcp.getsockname()[1], "tcp6": tcp6.getsockname()[1],
+        "udp": udp.getsockname()[1], "unix": folder / "socket",
         "abstract": name, "free": port, "pid": os.getpid(), "out": folder / "out.txt",
         "address": ctypes.addressof(ctypes.create_string_buffer(b"secret!!")),
         "variable": max(re.findall(r"([A-Z_]+)=", Path("/proc/self/environ").read_text()), key=len),
-        "packages": sysconfig.get_paths()["purelib"],
+        "packages": sysconfig.get_paths()["purelib"], "interface": _interface(),
     }  # fmt: skip
-    for listener in (tcp, udp, unix, abstract):
+    ended.set()
+    os.close(handle)
+    for listener in (tcp, tcp6, udp, unix, abstract):
         listener.close()
     del os.environ["SKYRL_SECRET"]
+
+
+def _interface() -> str:
+    """Return the name of a network that is up, besides the machine's own; a new namespace has some that are not."""
+    for _, name in socket.if_nameindex():
+        flags = Path(f"/sys/class/net/{name}/flags")
+        if name != "lo" and flags.is_file() and int(flags.read_text(), 16) & 1:
+            return name
+    return "there is none"
 
 
 def attacks_on_backends():
@@ -112,13 +141,45 @@ def test_no_attack_succeeds_and_each_ends_in_time(attack, backend, caller):
     assert not Path("/tmp/skyrl-breach").exists()
 
 
+@pytest.fixture
+def bait():
+    """A process that attacks may end or hold."""
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
 @pytest.mark.parametrize("attack", CONTROL)
-def test_the_attacks_succeed_where_nothing_holds_them(attack, caller, tmp_path):
-    code = ATTACKS[attack].format(**caller)
+def test_the_attacks_succeed_where_nothing_holds_them(attack, caller, bait, tmp_path):
+    secret = tmp_path / "secret.txt"  # one that may be removed
+    secret.write_text("secret")
+    home = tmp_path / "home"
+    home.mkdir()
+    told = {**caller, "secret": secret, "out": tmp_path / "out.txt"}
+    if attack == "ptrace":
+        told["pid"] = bait.pid
+    code = ATTACKS[attack].format(**told)
+    if attack == "frames":  # what a backend that ran the program in its own process would show
+        code = f"import nanoskyrl\n{code}"
     ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], cwd=home, capture_output=True, text=True, timeout=60, check=False, close_fds=False
     )
+    for what, attacks in MAY_LACK.items():
+        if attack in attacks and "BREACH" not in ran.stdout:
+            pytest.skip(f"{what}: not here ({ran.stdout.strip() or ran.stderr.strip().rpartition(chr(10))[2]})")
     assert "BREACH" in ran.stdout, ran.stderr
+
+
+@pytest.mark.parametrize("attack", SIGNALS)
+def test_the_signals_arrive_where_nothing_holds_them(attack, bait):
+    code = ATTACKS[attack].format(pid=bait.pid)
+    shell = ["sh", "-c", '"$@"; exit 0', "sh", sys.executable, "-c", code]
+    ran = subprocess.run(shell, capture_output=True, timeout=60, check=False)
+    if attack == "signal the parent":
+        assert ran.returncode == -signal.SIGKILL
+    else:
+        assert bait.wait(timeout=60) == -signal.SIGTERM
 
 
 def test_there_are_forty_attacks():
