@@ -205,7 +205,7 @@ CASES = {
     "an attribute that is not there": (with_flags("rollout", "--env", "json:Env"), 2, "module `json` has no `Env`", ""),
     "a misspelt algorithm": (in_run("train", "--algo", "sappo"), 2, "unknown algo `sappo`", "Did you mean `sapo`?"),
     "an unknown engine": (with_flags("rollout", "--engine", "vlm"), 2, "unknown engine `vlm`", "Did you mean `vllm`?"),
-    "GPUs that are no numbers": (with_flags("serve", "--gpus", "first"), 2, "`vllm.gpus` must be cpu, or GPUs such as 0-3", "auto takes all"),
+    "GPUs that are no numbers": (with_flags("serve", "--gpus", "first"), 2, "`vllm.gpus` must be cpu, or GPUs such as 0-3", "Count from 0"),
     "vLLM's word for a setting": (with_flags("rollout", "--set", "vllm.tensor_parallel_size=2"), 2, "unknown key `vllm.tensor_parallel_size`", "Did you mean `vllm.tensor_parallel`?"),
     "a Python that is not there": (with_flags("serve", "--set", "vllm.python=/nowhere/python"), 1, "`/nowhere/python` does not run as a Python with vLLM", "make vllm-cpu"),
     "an unknown estimator": (in_run("advantage", "--estimator", "grp", "--force"), 2, "unknown estimator `grp`", "Did you mean `grpo`?"),
