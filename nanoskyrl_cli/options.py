@@ -28,7 +28,7 @@ OutOption = Annotated[
     str | None, typer.Option("--out", help="Output directory; default: its place in the run.", show_default=False)
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an output made under other settings.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the manifest as JSON on stdout.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout: of a stage its manifest.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of the run.", show_default=False)]
 PolicyOption = Annotated[
     str | None, typer.Option("--policy", help="`starter`, a model directory, or a hub id.", show_default=False)
