@@ -109,7 +109,8 @@ class Bench:
 
         base = {
             "gpus": "cpu" if self.cpu else "0", "python": self.args.python, "max_num_seqs": self.args.max_num_seqs,
-            "self_test": 0, "endpoint": self.args.endpoint, "servers_per_gpu": self.args.servers_per_gpu,
+            "self_test": 0, "endpoint": self.args.endpoint,
+            "servers_per_gpu": None if self.cpu else self.args.servers_per_gpu,
             "dtype": "float32" if self.cpu else "bfloat16",
             "max_model_len": self.args.prompt_tokens * 2 + self.args.new_tokens * 5 + 512,
         }  # fmt: skip
@@ -335,10 +336,11 @@ class Tools(Words):
 
     def step(self, action: str) -> Any:
         from nanoskyrl.envs.base import Step
-        from nanoskyrl.envs.tools import TOOLS
+        from nanoskyrl.envs.calculator import calculator
+        from nanoskyrl.envs.search import search
 
         self.turns += 1  # type: ignore[attr-defined]
-        said = f"{TOOLS['calculator']('(17 + 25) * 3')} {TOOLS['search']('the capital of a country')}"
+        said = f"{calculator('(17 + 25) * 3')} {search('the capital of a country')}"
         return Step(messages=[{"role": "tool", "content": said}], done=self.turns == 4)  # type: ignore[attr-defined]
 
 
