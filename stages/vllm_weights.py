@@ -10,7 +10,7 @@ import torch
 
 from nanoskyrl.stages.errors import InputError
 from nanoskyrl.stages.policy import is_adapter, load_model, policy_files
-from nanoskyrl.stages.vllm_worker import add, bit_sums
+from nanoskyrl.stages.vllm_worker import add, bit_sums, plus
 
 MEMORY = Path("/dev/shm")
 
@@ -64,7 +64,7 @@ def expected_adapter_sums(adapter: Path, dtype: str) -> list[str] | None:
             return None
         if "lora_B" in name and scale != 1:
             held *= scale
-        totals = [(a + b) % (1 << 64) for a, b in zip(totals, bit_sums(held), strict=True)]
+        totals = plus(totals, bit_sums(held))
     return [str(total) for total in totals]
 
 

@@ -49,10 +49,15 @@ def bucket_of(name: str) -> str:
     return f"layer {found.group(1)}" if found else "rest"
 
 
+def plus(held: list[int], sums: list[int]) -> list[int]:
+    """Return the sums of two weights together."""
+    return [(a + b) % (1 << 64) for a, b in zip(held, sums, strict=True)]
+
+
 def add(buckets: dict[str, list[int]], name: str, sums: list[int]) -> None:
-    """Add a weight's sums to its bucket; as text, for JSON's numbers are too short."""
-    held = buckets.setdefault(bucket_of(name), [0, 0])
-    held[:] = [(a + b) % (1 << 64) for a, b in zip(held, sums, strict=True)]
+    """Add a weight's sums to its bucket."""
+    place = bucket_of(name)
+    buckets[place] = plus(buckets.get(place, [0, 0]), sums)
 
 
 def _watch_packing() -> None:
@@ -142,7 +147,7 @@ class Extension:
                     held = (module.lora_a_stacked, module.lora_b_stacked)
                     tensors = [part for one in held for part in ([one] if isinstance(one, torch.Tensor) else one)]
                     for tensor in tensors:
-                        totals = [(a + b) % (1 << 64) for a, b in zip(totals, bit_sums(tensor[slot]), strict=True)]
+                        totals = plus(totals, bit_sums(tensor[slot]))
                 found.append([str(total) for total in totals])
         except (AttributeError, TypeError):
             return {"sums": None}
