@@ -73,7 +73,7 @@ def read_rows(
         ) from error
     if not there:
         raise InputError(f"no {what} at `{name}`", hint=f"Name a .jsonl or .parquet file of {holds}")
-    rows = list(_parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path))
+    rows = list(_parquet_rows(path) if path.suffix == ".parquet" else json_rows(path))
     if not rows:
         raise InputError(f"{what} `{name}` is empty", hint=f"Give at least one row of {holds}")
     return rows
@@ -83,7 +83,12 @@ def _id_of(row: dict[str, Any]) -> Any:
     return next((row[key] for key in ID_KEYS if row.get(key) is not None), None)
 
 
-def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each object of a JSONL file, with the place that an error names.
+
+    Raises:
+        InputError: the file is no UTF-8 text, or a line is no JSON object.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

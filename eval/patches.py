@@ -8,12 +8,14 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from nanoskyrl.envs.datasets import json_rows
 from nanoskyrl.stages.errors import InputError
 
 _FENCED = re.compile(r"^```(?:diff|patch)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _BEGIN = re.compile(r"^(?:diff --git |--- (?:a/|/dev/null))", re.MULTILINE)
 _COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")
 GIT_SECONDS = 120
+MISSING = object()
 
 
 def patch_in(text: str) -> str:
@@ -101,22 +103,14 @@ def read_predictions(path: Path) -> dict[str, str | None]:
     if not path.is_file():
         raise InputError(f"there is no file of predictions `{path}`", hint="Name a .jsonl file")
     found: dict[str, str | None] = {}
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"`{path}` is not UTF-8: {error}", hint="Save it as UTF-8") from error
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        hint = "Write JSON objects of instance_id, model_name_or_path and model_patch"
-        try:
-            row = json.loads(line)
-            name, patch = row["instance_id"], row["model_patch"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"line {number} of `{path}` is no prediction: {error}", hint=hint) from error
+    for place, row in json_rows(path):
+        name, patch = row.get("instance_id"), row.get("model_patch", MISSING)
         if not isinstance(name, str) or not isinstance(patch, str | None):
-            raise InputError(f"line {number} of `{path}` is no prediction", hint=hint)
+            raise InputError(
+                f"{place} is no prediction",
+                hint="Write JSON objects of instance_id, model_name_or_path and model_patch",
+            )
         if name in found:
-            raise InputError(f"line {number} of `{path}` has `{name}` again", hint="One prediction an instance")
+            raise InputError(f"{place} has `{name}` again", hint="One prediction an instance")
         found[name] = patch
     return found
