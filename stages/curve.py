@@ -1,6 +1,5 @@
 """A run's learning curve as plain text, and one line for each step while it runs."""
 
-import json
 import re
 from typing import Any
 
@@ -71,11 +70,13 @@ def _points(lines: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:
 
 def evaluations(run: Run) -> str:
     """Return a line for each finished evaluation in the run, by what was evaluated."""
+    from nanoskyrl.stages.eval_report import summary_of  # a loop that reports its steps needs no more than those
+
     rows = []
     for summary in sorted((run.root / EVALUATIONS).glob(f"*/*/{SUMMARY}")):
         if not is_finished(summary.parent):
             continue
-        numbers = json.loads(summary.read_bytes())
+        numbers = summary_of(summary.parent)
         who = summary.parent.parent.name
         who = f"policy {int(who)}" if re.fullmatch(r"0\d{7}", who) else who
         success, samples = _percent(numbers.get("success")).strip(), numbers.get("samples")
