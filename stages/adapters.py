@@ -7,7 +7,7 @@ import torch
 
 from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.policy import read_info
-from nanoskyrl.stages.train_config import DEFAULT_LORA_RANK, FULL_BELOW, OptimizerConfig
+from nanoskyrl.stages.train_config import OptimizerConfig, rank_or_default
 
 
 def rank_of(model: Any, asked: int | None, parameters: int) -> int:
@@ -24,9 +24,7 @@ def rank_of(model: Any, asked: int | None, parameters: int) -> int:
                 hint="Go on with its rank, or begin another run",
             )
         return found
-    if asked is not None:
-        return asked
-    return 0 if parameters < FULL_BELOW else DEFAULT_LORA_RANK
+    return rank_or_default(asked, parameters)
 
 
 def with_adapters(model: Any, policy: Path, config: OptimizerConfig, rank: int, seed: int) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from nanoskyrl.stages.errors import EXIT_INTERRUPTED, SettingsError
-from nanoskyrl.stages.train_config import FULL_BELOW, OptimizerConfig
+from nanoskyrl.stages.train_config import ZERO_BUCKET, OptimizerConfig, strategy_or_default
 
 T = TypeVar("T")
 
@@ -90,14 +90,9 @@ def strategy_of(config: OptimizerConfig, world: World, *, parameters: int, lora:
     Raises:
         SettingsError: DeepSpeed is asked for and not installed.
     """
-    strategy = config.strategy
-    if strategy == "auto":
-        if world.size == 1:
-            return "one"
-        # A small model costs more to gather than to hold.
-        strategy = "ddp" if lora or parameters < FULL_BELOW else "zero3"
-    elif strategy == "ddp" and world.size == 1:
+    if world.size == 1 and config.strategy in ("auto", "ddp"):
         return "one"
+    strategy = strategy_or_default(config.strategy, parameters, lora=lora)
     if strategy.startswith("zero"):
         import importlib.util
 
@@ -129,6 +124,7 @@ def accelerator_of(strategy: str, config: OptimizerConfig, device: str, dtype: t
             "stage": int(strategy[-1]),
             "overlap_comm": device != "cpu",
             "contiguous_gradients": True,
+            "reduce_bucket_size": ZERO_BUCKET,
             "stage3_gather_16bit_weights_on_model_save": True,
         },
         "bf16": {"enabled": half, **({"check_grad_overflow": True} if half else {})},

@@ -12,6 +12,8 @@ BACKBONES = ("own", "shared")
 FULL_BELOW = 50_000_000
 """Parameters under which the whole model is trained unless told otherwise."""
 DEFAULT_LORA_RANK = 32
+ZERO_BUCKET = 50_000_000
+"""Numbers that DeepSpeed exchanges at once; it holds two such buffers whatever the size of the model."""
 RANGES = {
     "lr": (0, 1e3),
     "weight_decay": (0, 1e3),
@@ -179,6 +181,28 @@ class TrainConfig(OptimizerConfig):
         if self.loss_reduction is not None:
             reduction(self.loss_reduction)
         check_horizon(self.loss_reduction, self.horizon)
+
+
+def rank_or_default(asked: int | None, parameters: int) -> int:
+    """Return the rank of new adapters; 0: the whole model learns.
+
+    Args:
+        asked: `train.lora_rank`.
+        parameters: Of the model.
+    """
+    return asked if asked is not None else (0 if parameters < FULL_BELOW else DEFAULT_LORA_RANK)
+
+
+def strategy_or_default(asked: str, parameters: int, *, lora: bool) -> str:
+    """Return how several processes share a model: ddp, zero2 or zero3.
+
+    Args:
+        asked: `train.strategy`.
+        parameters: Of the model.
+        lora: Whether adapters are trained.
+    """
+    # A small model costs more to gather than to hold.
+    return asked if asked != "auto" else ("ddp" if lora or parameters < FULL_BELOW else "zero3")
 
 
 def check_horizon(loss_reduction: str | None, horizon: int | None) -> None:

@@ -40,8 +40,8 @@ from nanoskyrl.stages.vllm_tokens import PATH as TOKENS_PATH
 PYTHON = "NANOSKYRL_VLLM_PYTHON"
 """Names a Python that has vLLM, where it is not this one."""
 OLDEST = (0, 26)
-BESIDES = 5 << 30
-"""Bytes of a server that are neither weights nor keys and values: context, activations, graphs; an allowance."""
+SPARED = 5 << 30
+"""Bytes of a server's share that are left to what is neither weights nor keys and values: twice what was seen."""
 WORKER = Path(__file__).with_name("vllm_worker.py")
 WORKER_MODULE = "nanoskyrl_vllm_worker"
 TOKENS = Path(__file__).with_name("vllm_tokens.py")
@@ -163,7 +163,7 @@ def share_of_memory(config: VllmConfig, servers: int) -> int:
 def left_for_cache(model: Path, config: VllmConfig, servers: int) -> int:
     """Return the bytes that each of some servers on one GPU has left for keys and values, by our allowance."""
     weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    return share_of_memory(config, servers) - weights // config.tensor_parallel - BESIDES
+    return share_of_memory(config, servers) - weights // config.tensor_parallel - SPARED
 
 
 def choose_servers(model: Path, config: VllmConfig) -> int:

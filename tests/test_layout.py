@@ -38,6 +38,7 @@ ABOVE = {
     "show",
     "verify",
     "plan",
+    "footprint",
     "doctor",
     "catalogue",
     "template",
