@@ -95,7 +95,10 @@ def test_an_optimizer_that_is_not_installed_is_named(monkeypatch):
 
 
 def test_deepspeed_that_is_not_installed_is_named(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "deepspeed" else real(name, *rest)
+    )
     with pytest.raises(SettingsError, match="needs DeepSpeed, which is not installed"):
         Learner(OptimizerConfig(strategy="zero2")).load(STARTER)
 
@@ -143,7 +146,8 @@ def test_trackers_are_told_every_step(tmp_path, name, monkeypatch):
 def test_a_tracker_that_is_not_known_or_not_installed_is_refused(monkeypatch):
     with pytest.raises(SettingsError, match="there is no tracker `mlflow`"):
         LoopConfig(trackers=("mlflow",))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "wandb" else real(name, *rest))
     with pytest.raises(SettingsError, match="tracker wandb is not installed"):
         LoopConfig(trackers=("wandb",))
 
