@@ -1,19 +1,22 @@
 """The loop on split devices: step time with and without a lag, beside the larger of its two halves.
 
-    python benchmarks/loop_gpu.py --generate 0-1 --train 2-3
-    python benchmarks/loop_gpu.py --generate 0 --train 1 --trained lora --lags 1 --steps 6
-    python benchmarks/loop_gpu.py --shape tiny --generate cpu --train cpu --steps 3      # tries the script
+    python benchmarks/loop_gpu.py --splits 0-1:2-3,0:2
+    python benchmarks/loop_gpu.py --splits 0:1 --trained lora --lags 1 --steps 6
+    python benchmarks/loop_gpu.py --shape tiny --splits cpu:cpu --steps 3      # tries the script
 
-For each way of training (`lora` under ZeRO-2, `full` under ZeRO-3) servers are started once; each lag is a run of its
-own, which meets them. The model has Qwen2.5-1.5B's shape and random weights, so its reward is the parity of what it
-wrote: half of the attempts, whatever it learns. `--shape starter` is the quickstart on the policy that
-ships, which learns.
+A split is GPUs that generate and GPUs that train; servers are started once on those of the first split, for each way
+of training (`lora` under ZeRO-2, `full` under ZeRO-3) its own, and each split's runs meet those on its GPUs. Each lag
+is a run of its own; splits after the first see the first lag alone. The model has Qwen2.5-1.5B's shape and random
+weights, so its reward is the parity of what it wrote: half of the attempts, whatever it learns. `--shape starter` is
+the quickstart on the policy that ships, which learns.
 
-One JSON line a figure: `skyrl plan`'s estimates, each run's median step after the second (seconds in all, of rollout,
-of training, waited, of sync; tokens per second; gap of log-probs), and memory in use at the end.
+One JSON line a figure: `skyrl plan`'s estimates in GiB, each run's median step after the second (seconds in all, of
+each stage, waited; tokens per second; gap of log-probs), and the most memory that each GPU had in use. `--turn FILE`
+waits for whoever holds that file's lock before the runs begin: several of these, and others, can start up side by side.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -21,16 +24,21 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from rollout_gpu import make_model
 
 from nanoskyrl.stages.gpus import gpus_of
 
 SKYRL = [sys.executable, "-m", "nanoskyrl_cli.main"]
 STRATEGIES = {"lora": "zero2", "full": "zero3"}
+GIB = 1 << 30
 WARM = 2
 """Steps that are left out: servers, trainer and kernels come up in them."""
 
@@ -46,13 +54,53 @@ def say(what: str, **values: Any) -> None:
     sys.stdout.flush()
 
 
+@dataclass(frozen=True)
+class Split:
+    """Who generates and who trains."""
+
+    generate: str
+    train: str
+
+    @property
+    def flags(self) -> list[str]:
+        return ["--gpus-generate", self.generate, "--gpus-train", self.train]
+
+
+@dataclass
+class Memory:
+    """The most MiB in use on each GPU, looked at every second."""
+
+    most: list[int] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        stop = threading.Event()
+
+        def look() -> None:
+            while True:
+                now = memory_used()
+                self.most = [max(pair) for pair in zip(self.most, now, strict=True)] if self.most else now
+                if stop.wait(1):
+                    return
+
+        self.most = []
+        thread = threading.Thread(target=look)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+
 def settings(args: argparse.Namespace, trained: str) -> list[str]:
     """Return what every command of a run is told."""
     large = args.shape != "starter"
+    on_cpu = args.splits[0].generate == "cpu"
     rank = {"full": 0, "lora": 32}[trained]
     found = {
         "rollout.engine": "vllm", "loop.eval_every": 0, "train.lora_rank": rank, "vllm.lora_rank": rank,
-        "vllm.self_test": 0, "train.strategy": STRATEGIES[trained] if args.train != "cpu" else "auto",
+        "vllm.self_test": 0, "train.strategy": "auto" if on_cpu else STRATEGIES[trained],
     }  # fmt: skip
     if large:
         found |= {
@@ -60,8 +108,13 @@ def settings(args: argparse.Namespace, trained: str) -> list[str]:
             "rollout.train_batch_size": args.prompts, "rollout.n_samples_per_prompt": args.samples,
             "rollout.max_generate_length": args.new_tokens, "train.compile": str(args.compile).lower(),
         }  # fmt: skip
-    if args.generate == "cpu":
+    if on_cpu:
         found |= {"vllm.kv_cache_gib": 0.25, "vllm.max_num_seqs": 64}
+    else:
+        found |= {
+            "vllm.servers_per_gpu": args.servers_per_gpu, "vllm.gpu_memory": args.gpu_memory,
+            "vllm.kv_cache_gib": args.kv_cache_gib,
+        }  # fmt: skip
     return [word for name, value in found.items() for word in ("--set", f"{name}={value}")]
 
 
@@ -91,97 +144,153 @@ def memory_used() -> list[int]:
 def figures(run: Path) -> dict[str, Any]:
     """Return the medians of a run's steps."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    by_stage = {stage: [x for x in lines if x["stage"] == stage and (x["step"] or 0) >= WARM] for stage in (
-        "rollout", "score", "train", "sync", "loop",
-    )}  # fmt: skip
+    stages = ("rollout", "score", "advantage", "train", "sync", "loop")
+    by_stage = {stage: [x for x in lines if x["stage"] == stage and (x["step"] or 0) >= WARM] for stage in stages}
 
     def median(stage: str, key: str) -> float | None:
         values = [line[key] for line in by_stage[stage] if line.get(key) is not None]
         return statistics.median(values) if values else None
 
-    generate, train, whole = (median(stage, "timing/total") or 0.0 for stage in ("rollout", "train", "loop"))
+    seconds = {stage: median(stage, "timing/total") or 0.0 for stage in stages}
     rewards = [line["reward/avg_raw_reward"] for line in lines if line["stage"] == "score"]
+    tokens = median("rollout", "rollout/response_tokens/total")
+    train = {key.removeprefix("timing/") for line in by_stage["train"] for key in line if key.startswith("timing/")}
     return {
-        "steps_counted": len(by_stage["loop"]), "seconds": whole, "seconds_rollout": generate, "seconds_train": train,
-        "against_larger_half": whole / max(generate, train, 1e-9),
+        "steps_counted": len(by_stage["loop"]), "seconds": seconds["loop"],
+        "against_larger_stage": seconds["loop"] / max(seconds["rollout"], seconds["train"], 1e-9),
+        "against_larger_half": seconds["loop"] / max(
+            seconds["rollout"] + seconds["score"] + seconds["sync"], seconds["advantage"] + seconds["train"], 1e-9
+        ),
+        **{f"seconds_{stage}": seconds[stage] for stage in stages[:-1]},
         "seconds_waited": median("loop", "timing/waited_for_training"),
-        "seconds_sync": median("sync", "timing/total"),
-        "response_tokens": median("rollout", "rollout/response_tokens/total"),
+        **{f"train_{part}": median("train", f"timing/{part}") for part in sorted(train - {"total"})},
+        "response_tokens": tokens, "rollout_tokens_per_second": (tokens or 0.0) / max(seconds["rollout"], 1e-9),
         "train_tokens_per_second": median("train", "train/tokens_per_second"),
-        "train_peak_gib": (median("train", "train/peak_memory_bytes") or 0) / (1 << 30),
-        "logprob_gap": median("train", "policy/rollout_train_logprobs_abs_diff_mean"),
-        "grad_norm": median("train", "train/grad_norm"), "reward_first": rewards[0], "reward_last": rewards[-1],
+        "train_mfu": median("train", "train/mfu"),
+        "train_peak_gib": (median("train", "train/peak_device_memory_bytes") or 0) / GIB,
+        "logprob_gaps": [
+            round(line["policy/rollout_train_logprobs_abs_diff_mean"], 5) for line in lines if line["stage"] == "train"
+        ],
+        "grad_norm": median("train", "train/grad_norm"), "rewards": [round(reward, 4) for reward in rewards],
     }  # fmt: skip
 
 
-def measure(args: argparse.Namespace, policy: str, trained: str, place: Path) -> None:
-    """Serve once, run each lag, and print."""
-    told = settings(args, trained)
-    log = place / f"{trained}.log"
-    begin = ["--policy", policy] if args.shape != "starter" else []
-    halves = ["--gpus-generate", args.generate, "--gpus-train", args.train]
-    planned = json.loads(
-        command(
-            "plan", *begin, *halves, "--lag", "1", "--json", "--run", str(place / "plan"), *told, seconds=60, log=log
-        )
-    )
-    say("plan", trained=trained, **{k: v for k, v in planned.items() if ":" in k or "memory" in k or k == "placement"})
-    served = place / f"{trained}-served"
-    began = time.perf_counter()
-    with log.open("ab") as out:
-        serving = [*SKYRL, "serve", *begin, "--gpus", args.generate, "--run", str(served), *told]
-        server = subprocess.Popen(serving, stdout=out, stderr=out)
+@contextlib.contextmanager
+def servers(args: argparse.Namespace, begin: list[str], place: Path) -> Iterator[None]:
+    """Serve for every way of training at once; they stop at the end.
+
+    Raises:
+        RuntimeError: some do not come up.
+    """
+    began, running = time.perf_counter(), {}
+    for trained in args.trained:
+        with (place / f"{trained}.log").open("ab") as out:
+            gpus = args.splits[0].generate
+            words = [*begin, "--gpus", gpus, "--run", str(place / f"{trained}-served"), *settings(args, trained)]
+            running[trained] = subprocess.Popen([*SKYRL, "serve", *words], stdout=out, stderr=out)
     try:
-        while not (served / "servers.json").is_file():
-            if server.poll() is not None or time.perf_counter() - began > args.limit:
-                raise RuntimeError(f"no servers: {log.read_bytes()[-800:].decode(errors='replace')}")
-            time.sleep(0.2)
-        say("serve", trained=trained, seconds=time.perf_counter() - began)
-        for lag in map(int, args.lags.split(",")):
-            run = place / f"{trained}-lag{lag}"
-            run.mkdir()
-            shutil.copyfile(served / "servers.json", run / "servers.json")
-            preset = [] if begin else ["--preset", "quickstart"]
-            began = time.perf_counter()
-            words = [*begin, *preset, *halves, "--lag", str(lag), "--steps", str(args.steps), "--run", str(run), *told]
-            command("loop", *words, seconds=args.limit, log=log)
-            elapsed = time.perf_counter() - began
-            say("loop", trained=trained, lag=lag, whole_seconds=elapsed, memory_used_mib=memory_used(), **figures(run))
+        for trained, server in running.items():
+            while not (place / f"{trained}-served" / "servers.json").is_file():
+                if server.poll() is not None or time.perf_counter() - began > args.limit:
+                    log = (place / f"{trained}.log").read_bytes()[-800:].decode(errors="replace")
+                    raise RuntimeError(f"no servers for {trained}: {log}")
+                time.sleep(0.2)
+            say("serve", trained=trained, seconds=time.perf_counter() - began)
+        yield
     finally:
-        server.terminate()
-        server.wait()
+        for server in running.values():
+            server.terminate()
+        for server in running.values():
+            server.wait()
+
+
+def meet(served: Path, run: Path, split: Split) -> None:
+    """Let a run know the servers that lie on a split's GPUs."""
+    found = json.loads(served.read_bytes())
+    if split.generate != "cpu":
+        wanted = set(gpus_of("generate", split.generate))
+        found["addresses"] = [address for address in found["addresses"] if set(address["gpus"]) <= wanted]
+    run.mkdir()
+    (run / "servers.json").write_text(json.dumps(found))
+
+
+def measure(args: argparse.Namespace, begin: list[str], trained: str, place: Path) -> None:
+    """Run each split and lag, and print."""
+    told, log, memory = settings(args, trained), place / f"{trained}.log", Memory()
+    preset = [] if begin else ["--preset", "quickstart"]
+    for split in args.splits:
+        words = [*begin, *split.flags, "--lag", "1", "--json", "--run", str(place / "plan"), *told]
+        planned = json.loads(command("plan", *words, seconds=60, log=log))
+        estimates = {
+            key: value / GIB for key, value in planned.items() if isinstance(value, int) and "memory" not in key
+        }
+        kept = {key: value for key, value in estimates.items() if ":" in key}
+        name = f"{split.generate}:{split.train}"
+        say("plan", trained=trained, split=name, placement=planned["placement"], train=planned["train"], **kept)
+        for lag in args.lags if split is args.splits[0] else args.lags[:1]:
+            first = split is args.splits[0] and lag == args.lags[0]
+            run = place / f"{trained}-{split.generate}-{split.train}-lag{lag}"
+            meet(place / f"{trained}-served" / "servers.json", run, split)
+            steps = args.steps if first else args.others or args.steps
+            words = [*begin, *preset, *split.flags, "--lag", str(lag), "--steps", str(steps), "--run", str(run), *told]
+            began = time.perf_counter()
+            with memory.watched():
+                command("loop", *words, seconds=args.limit, log=log)
+            elapsed = time.perf_counter() - began
+            found = figures(run)
+            say("loop", trained=trained, split=name, lag=lag, whole_seconds=elapsed, memory_mib=memory.most, **found)
+            if args.keep is not None:
+                args.keep.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(run / "metrics.jsonl", args.keep / f"{args.shape}-{run.name}.jsonl")
+            shutil.rmtree(run)  # states of whole models are large
+
+
+def splits_of(text: str) -> list[Split]:
+    """Read splits such as 0-1:2-3,0:2; a comma between GPUs of one half cannot be told from one between splits."""
+    found = [Split(*part.split(":")) for part in text.split(",")]
+    for split in found:
+        gpus_of("generate", split.generate)
+        gpus_of("train", split.train)
+    return found
 
 
 def main() -> None:
     """Run what was asked for; a failure is printed, and the rest goes on."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--generate", default="0", help="GPUs of the servers: 0-1, or cpu")
-    parser.add_argument("--train", default="1", help="GPUs of the trainer: 2-3, or cpu")
+    parser.add_argument("--splits", type=splits_of, default="0:1", help="such as 0-1:2-3,0:2, or cpu:cpu")
     parser.add_argument("--shape", default="qwen1.5b", choices=("qwen1.5b", "tiny", "starter"))
-    parser.add_argument("--trained", default="lora,full")
-    parser.add_argument("--lags", default="1,0")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--trained", type=lambda text: text.split(","), default="lora,full")
+    parser.add_argument("--lags", type=lambda text: list(map(int, text.split(","))), default="1,0")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--others", type=int, default=0, help="steps of runs after the first; 0: as many")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--compile", action="store_true", help="train.compile")
+    parser.add_argument("--servers-per-gpu", type=int, default=2)
+    parser.add_argument("--gpu-memory", type=float, default=0.4, help="share of a GPU that one way's servers take")
+    parser.add_argument("--kv-cache-gib", type=float, default=8.0, help="of each server")
+    parser.add_argument("--turn", type=Path, default=None, help="file whose lock is waited for before the runs")
+    parser.add_argument("--keep", type=Path, default=None, help="where each run's metrics.jsonl is kept")
     parser.add_argument("--limit", type=float, default=400.0, help="seconds for one command")
     parser.add_argument("--place", type=Path, default=None, help="where models and runs go; default: in memory")
     args = parser.parse_args()
     if args.shape == "tiny":
         args.prompts, args.samples, args.new_tokens = 4, 8, 32
-    for name in ("generate", "train"):
-        gpus_of(name, getattr(args, name))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     memory = Path("/dev/shm")
     place = args.place or Path(tempfile.mkdtemp(prefix="nanoskyrl-loop-", dir=memory if memory.is_dir() else None))
     place.mkdir(parents=True, exist_ok=True)
-    policy = "starter" if args.shape == "starter" else str(make_model(args.shape, place))
-    for trained in args.trained.split(","):
-        try:
-            measure(args, policy, trained, place)
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            say("failed", trained=trained, error=str(error)[-700:])
+    begin = [] if args.shape == "starter" else ["--policy", str(make_model(args.shape, place))]
+    try:
+        with servers(args, begin, place), FileLock(args.turn) if args.turn else contextlib.nullcontext():
+            for trained in args.trained:
+                try:
+                    measure(args, begin, trained, place)
+                except (RuntimeError, subprocess.TimeoutExpired) as error:
+                    say("failed", trained=trained, error=str(error)[-900:])
+    except RuntimeError as error:
+        say("failed", error=str(error)[-900:])
 
 
 if __name__ == "__main__":

@@ -5,20 +5,24 @@
     python benchmarks/train_gpu.py long        # LoRA and full, rows of 8,192 tokens
     python benchmarks/train_gpu.py ablation    # what packing, chunks, checkpointing and compiling each bring
     python benchmarks/train_gpu.py fill        # a batch that fills the card: MFU
-    python benchmarks/train_gpu.py step        # with the optimizer's step, which the others leave out
+    python benchmarks/train_gpu.py step        # with the optimizer's step, which the others leave out, and its memory
+    torchrun --nproc-per-node 2 benchmarks/train_gpu.py step --only zero3   # the same under DeepSpeed; zero2: LoRA
+    python benchmarks/train_gpu.py save        # what is written after a step; --shape 90m suits a CPU
     python benchmarks/train_gpu.py profile     # where the time goes, by kernel
 
 One JSON line a figure on stdout. The model has Qwen2.5-1.5B's shape and random weights in bfloat16; the batch is 8 rows
 of 256 prompt tokens and 256 to 1,024 completion tokens, every completion token trained. `tokens_per_second` counts real
 tokens, prompt and completion, never padding. `weights_and_activations_gib` is the peak of a pass whose gradients are
 freed as they come, less what an optimizer holds; `peak_gib` is the peak of a pass that keeps them, all counted.
-`--shape tiny` tries the script on a CPU: those figures mean nothing. `--only NAME` runs one variant.
+`--shape tiny` tries the script on a CPU: those figures mean nothing. `--only PATTERN` runs the variants whose names
+have it.
 """
 
 import argparse
 import contextlib
 import gc
 import json
+import re
 import shutil
 import tempfile
 import time
@@ -33,6 +37,7 @@ import torch
 from nanoskyrl.algos.off_policy import OffPolicyConfig
 from nanoskyrl.stages import logprobs
 from nanoskyrl.stages.batching import Sequences
+from nanoskyrl.stages.footprint import training_memory
 from nanoskyrl.stages.learner import Learner
 from nanoskyrl.stages.objective import Objective
 from nanoskyrl.stages.policy import STARTER_DIRECTORY, policy_files
@@ -46,6 +51,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
         "num_attention_heads": 12, "num_key_value_heads": 2, "max_position_embeddings": 32768,
         "tie_word_embeddings": True, "rope_theta": 1e6,
+    },
+    "90m": {
+        "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 8,
+        "num_attention_heads": 12, "num_key_value_heads": 2, "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
     },
     "tiny": {
         "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
@@ -90,7 +100,7 @@ class Batch:
 
 def made_up(shape: str, rows: int, prompt: int, least: int, most: int) -> Batch:
     random, vocabulary = np.random.default_rng(0), SHAPES[shape]["vocab_size"]
-    if shape == "tiny":
+    if shape != "1.5b":
         prompt, least, most = prompt // 16, least // 16, most // 16
 
     def ids(count: int) -> np.ndarray:
@@ -264,9 +274,8 @@ def ours(
 def bare_model(policy: Path, rank: int) -> Any:
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.bfloat16 if CUDA else torch.float32).to(
-        DEVICE
-    )
+    model: Any = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.bfloat16 if CUDA else torch.float32)
+    model = model.to(DEVICE)
     if rank:
         from peft import LoraConfig, get_peft_model
 
@@ -295,6 +304,37 @@ def plain(policy: Path, batch: Batch, what: str, *, rank: int = 0) -> None:
             (-(ratio * advantage).sum() / total).backward()
 
     measure(what, "plain loop", batch, run, lambda: model.zero_grad(set_to_none=True), model, lora=bool(rank))
+
+
+def plain_batched(policy: Path, shape: str, what: str, *, rank: int = 0) -> None:
+    """Measure what one writes next: rows of one length in one pass, log-probs in checkpointed chunks.
+
+    It needs data without padding: 8 rows of 256 prompt and 1,024 completion tokens each.
+    """
+    from torch.utils.checkpoint import checkpoint
+
+    clear()
+    batch, model = made_up(shape, 8, 256, 1024, 1024), bare_model(policy, rank)
+    start, total = len(batch.prompts[0]), sum(len(c) for c in batch.completions)
+    rows = [np.concatenate([p, c]) for p, c in zip(batch.prompts, batch.completions, strict=True)]
+    ids = torch.from_numpy(np.stack(rows)).long().to(DEVICE)
+    advantages = torch.tensor(batch.advantages, device=DEVICE)[:, None].expand(-1, ids.shape[1] - start).flatten()
+    base = model.get_base_model() if rank else model
+
+    def chunk(states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return base.lm_head(states).float().log_softmax(-1).gather(-1, labels[:, None])[:, 0]
+
+    def run() -> None:
+        states = base.model(input_ids=ids, use_cache=False).last_hidden_state[:, start - 1 : -1].flatten(0, 1)
+        pieces = zip(states.split(1024), ids[:, start:].flatten().split(1024), strict=True)
+        logp = torch.cat([checkpoint(chunk, *piece, use_reentrant=False) for piece in pieces])
+        ratio = (logp - logp.detach()).exp()
+        (-(ratio * advantages).sum() / total).backward()
+
+    measure(
+        what, "plain, rows of one length in one pass", batch, run, lambda: model.zero_grad(set_to_none=True), model,
+        lora=bool(rank),
+    )  # fmt: skip
 
 
 def trl(policy: Path, batch: Batch, what: str, *, rank: int = 0) -> None:
@@ -366,6 +406,11 @@ def optimizer_step(policy: Path, batch: Batch, **settings: Any) -> None:
         algorithm, algorithm.Config(), TrainConfig(), batch.sequences(), 1.0, off_policy=OffPolicyConfig()
     )
     rows, times = list(range(len(batch.prompts))), []
+    train = TrainConfig(**settings, max_tokens_per_micro_batch=batch.tokens)
+    shape = learner.model.config.get_text_config().to_dict()
+    estimate = training_memory(
+        train, shape, learner.parameters, learner.lora_rank, on_gpu=CUDA, processes=learner.world.size
+    )
     with peak() as found:
         for _ in range(5):
             synchronize()
@@ -374,11 +419,52 @@ def optimizer_step(policy: Path, batch: Batch, **settings: Any) -> None:
             synchronize()
             times.append(time.perf_counter() - start)
     seconds = sorted(times[1:])[1]
+    if not learner.world.is_main:
+        return
     print(json.dumps({
-        "what": "step", "variant": json.dumps(settings), "seconds": round(seconds, 4),
+        "what": "step", "variant": json.dumps(settings), "processes": learner.world.size, "seconds": round(seconds, 4),
         "tokens_per_second": round(batch.tokens / seconds),
-        **({"peak_gib": round(found["peak"], 2)} if CUDA else {}),
+        **({"peak_gib": round(found["peak"], 2)} if CUDA else {}), "estimate_gib": round(estimate.total / GIB, 2),
     }), flush=True)  # fmt: skip
+
+
+def saving(policy: Path, batch: Batch, place: Path, **settings: Any) -> None:
+    """Measure what is written after a step, beside transformers and `torch.save` at their defaults."""
+    clear()
+    learner = Learner(OptimizerConfig(**settings))
+    learner.load(policy)
+    algorithm = lookup("algo", "grpo")
+    objective = Objective(
+        algorithm, algorithm.Config(), TrainConfig(), batch.sequences(), 1.0, off_policy=OffPolicyConfig()
+    )
+    rows, times = list(range(len(batch.prompts))), dict[str, list[float]]()
+    target = place / "saved"
+
+    def timed(name: str, work: Callable[[], Any]) -> None:
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir()
+        synchronize()
+        start = time.perf_counter()
+        work()
+        times.setdefault(name, []).append(time.perf_counter() - start)
+
+    def plainly() -> None:
+        learner.model.save_pretrained(target / "policy")
+        states = {"optimizer": learner._optimizer.state_dict(), "masters": learner.masters.state()}
+        torch.save(states, target / "state.pt")
+
+    for _ in range(3):
+        Update(objective).step(learner, rows)
+        timed("plainly", plainly)
+        learner._policy = policy  # where the first step began
+        timed("ours", lambda: learner.save(target / "policy", target / "state", [1, 2, 3]))
+        size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file()) / GIB
+    ours_, plainly_ = (sorted(times[name])[1] for name in ("ours", "plainly"))
+    print(json.dumps({
+        "what": "save", "variant": json.dumps(settings), "gib": round(size, 2), "seconds": round(ours_, 2),
+        "seconds_at_defaults": round(plainly_, 2), "ratio": round(plainly_ / ours_, 2),
+    }), flush=True)  # fmt: skip
+    shutil.rmtree(target)
 
 
 def profile(policy: Path, batch: Batch, **settings: Any) -> None:
@@ -413,10 +499,10 @@ def profile(policy: Path, batch: Batch, **settings: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["full", "lora", "long", "ablation", "fill", "step", "profile"])
+    parser.add_argument("what", choices=["full", "lora", "long", "ablation", "fill", "step", "save", "profile"])
     parser.add_argument("--shape", choices=list(SHAPES), default="1.5b")
     parser.add_argument("--place", type=Path, help="where the model is written, and found the next time")
-    parser.add_argument("--only", help="run the variants whose name holds this")
+    parser.add_argument("--only", help="run the variants whose name has this pattern")
     parser.add_argument("--no-compile", action="store_true", help="leave compiled variants out")
     given = parser.parse_args()
     compiled = [False] if given.no_compile or not CUDA else [False, True]
@@ -427,12 +513,13 @@ def main() -> None:
         wide = made_up(given.shape, 2, 256, 7936, 7936)
 
         def variant(name: str, work: Callable[[], None]) -> None:
-            if given.only is None or given.only in name:
+            if given.only is None or re.search(given.only, name):
                 work()
 
         if given.what in ("full", "lora"):
             rank = 32 if given.what == "lora" else 0
             variant("plain loop", lambda: plain(policy, usual, given.what, rank=rank))
+            variant("plain, batched", lambda: plain_batched(policy, given.shape, given.what, rank=rank))
             for compile_ in compiled:
                 for share in (1.0, 0.75):
                     name = f"ours, {share:.0%} of layers computed again{', compiled' if compile_ else ''}"
@@ -443,10 +530,10 @@ def main() -> None:
         elif given.what == "long":
             for rank in (32, 0):
                 what = f"long, {'LoRA' if rank else 'full'}"
-                variant("plain loop", lambda r=rank, w=what: plain(policy, wide, w, rank=r))
+                variant(f"{what}, plain loop", lambda r=rank, w=what: plain(policy, wide, w, rank=r))
                 for compile_ in compiled:
                     name = f"ours{', compiled' if compile_ else ''}"
-                    variant(name, lambda n=name, r=rank, c=compile_, w=what: ours(
+                    variant(f"{what}, {name}", lambda n=name, r=rank, c=compile_, w=what: ours(
                         policy, wide, w, n, lora_rank=r, gradient_checkpointing=1.0, compile=c,
                     ))  # fmt: skip
         elif given.what == "ablation":
@@ -468,8 +555,16 @@ def main() -> None:
                         policy, b, "fill", n, gradient_checkpointing=s, compile=c, repeats=3,
                     ))  # fmt: skip
         elif given.what == "step":
+            tries: dict[str, dict[str, Any]] = {"full": {"lora_rank": 0}, "lora": {"lora_rank": 32}}
+            if given.only:  # DeepSpeed is set up once in a process
+                tries |= {
+                    "zero3": {"lora_rank": 0, "strategy": "zero3"}, "zero2": {"lora_rank": 32, "strategy": "zero2"},
+                }  # fmt: skip
+            for name, settings in tries.items():
+                variant(name, lambda s=settings: optimizer_step(policy, usual, **s))
+        elif given.what == "save":
             for settings in ({"lora_rank": 0}, {"lora_rank": 32}):
-                optimizer_step(policy, usual, **settings)
+                saving(policy, usual, place, **settings)
         else:
             for compile_ in compiled:
                 profile(policy, usual, gradient_checkpointing=1.0, compile=compile_)
