@@ -381,6 +381,8 @@ def checked_estimates(found: Any, batch: Batch) -> Estimates:
 def _shaped(episode: Episode, config: AdvantageConfig) -> float | None:
     if episode.reward is None or not config.overlong_buffer_length:
         return episode.reward
+    if episode.longest_turn is None:  # without tokens it is not trained on, and there is no length to punish
+        return None
     assert config.overlong_max_length is not None
     return episode.reward + overlong_punishment(
         episode.longest_turn, max_length=config.overlong_max_length,

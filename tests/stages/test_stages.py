@@ -12,10 +12,12 @@ from nanoskyrl.stages.advantage_config import AdvantageConfig
 from nanoskyrl.stages.errors import ConflictError, InputError, ProofError, SettingsError
 from nanoskyrl.stages.learner import Learner
 from nanoskyrl.stages.manifest import read_manifest
+from nanoskyrl.stages.metrics import MetricsLog, read_metrics
 from nanoskyrl.stages.policy import policy_digest, read_info, resolve_policy
 from nanoskyrl.stages.rollout import RolloutConfig, choose_tasks, prepare, rollout
 from nanoskyrl.stages.score import ScoreConfig, score, score_table, weighted
 from nanoskyrl.stages.shards import read_part, read_parts
+from nanoskyrl.stages.show import headline
 from nanoskyrl.stages.sync import SyncConfig, sync
 from nanoskyrl.stages.train import train
 from nanoskyrl.stages.train_config import OptimizerConfig, TrainConfig
@@ -424,6 +426,23 @@ def test_the_scripted_expert_succeeds_and_its_rows_are_untrainable(tmp_path, env
     assert read_manifest(tmp_path / "a").dropped == {"untrainable": 64}
     with pytest.raises(InputError, match="untrainable"):
         train(tmp_path / "a", tmp_path / "t", TrainConfig(), policy=STARTER)
+
+
+def test_tokens_that_no_engine_counted_are_null_everywhere(tmp_path):
+    config = RolloutConfig(engine="scripted", train_batch_size=2, n_samples_per_prompt=2)
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    manifest = rollout(None, tmp_path / "r", config, log=log)
+    assert table(tmp_path / "r").column("completion_tokens").to_pylist() == [None] * 4
+    (line,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line[f"rollout/{key}"] for key in ("rows", "response_tokens/mean", "response_tokens/total")] == [
+        4, None, None,
+    ]  # fmt: skip
+    assert "1.0 turns and ? sampled tokens each" in headline(manifest, tmp_path / "r")
+    score(tmp_path / "r", tmp_path / "s", ScoreConfig())
+    by_length = AdvantageConfig(overlong_buffer_length=4, overlong_max_length=8)
+    found = add_advantages(table(tmp_path / "s"), by_length)
+    assert found.column("reward").to_pylist() == [1.0] * 4
+    assert found.column("shaped_reward").to_pylist() == [None] * 4  # no length, no punishment for length
 
 
 def test_scripted_actions_come_from_a_file_and_run_out_as_silence(tmp_path):
