@@ -34,6 +34,7 @@ from nanoskyrl.stages.policy import (
     policy_digest,
     read_info,
     stop_ids,
+    text_config,
 )
 from nanoskyrl.stages.rendering import Renderer
 from nanoskyrl.stages.vllm_client import Client, Lost, Refused, ServerProcess, sampling_body
@@ -287,9 +288,7 @@ class VllmEngine(AsyncTokenEngine):
 
     def _read_frame(self, policy: Path) -> dict[str, Any]:
         """Read the tokenizer, unless it is that of the policy before, and return the model's shape."""
-        base = find_base(policy) if is_adapter(policy) else policy
-        shape = json.loads((base / "config.json").read_bytes())
-        shape = shape.get("text_config", shape)
+        shape = text_config(policy)
         frame = frame_digest(policy)
         if frame != self._frame:
             tokenizer = load_tokenizer(policy)
