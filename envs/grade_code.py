@@ -14,7 +14,8 @@ def passes(gold: Mapping[str, Any], text: str, limits: Limits = LIMITS) -> tuple
     """Return whether the program in a text passes, and why not.
 
     Args:
-        gold: `tests`, a program of asserts about its names, or `inputs` and `outputs`, texts for stdin and stdout.
+        gold: `tests`, a program of asserts about its names, whole or as a list of pieces, or `inputs` and `outputs`,
+            texts for stdin and stdout.
         text: The program, or words with the program in a fence, of which the last counts.
         limits: For each run.
 
@@ -23,7 +24,8 @@ def passes(gold: Mapping[str, Any], text: str, limits: Limits = LIMITS) -> tuple
     """
     code = last_fence(text) or text
     if "tests" in gold:
-        return run_tests(code, str(gold["tests"]), limits)
+        tests = gold["tests"]
+        return run_tests(code, tests if isinstance(tests, str) else "\n".join(tests), limits)
     for number, (given, wanted) in enumerate(zip(gold["inputs"], gold["outputs"], strict=True), 1):
         ran = run_python(code, stdin=given, limits=limits, backend=full_python())
         if not ran.ok:

@@ -145,6 +145,14 @@ class TestPrograms:
         assert grade("code", self.TESTS, code).correct is right
 
     @pytest.mark.parametrize(
+        ("code", "right"),
+        [("def add(a, b): return a + b", True), ("def add(a, b): return 3", False), ("def other(): pass", False)],
+    )
+    def test_a_list_of_asserts(self, code, right):
+        pieces = self.TESTS["tests"].split("\n")
+        assert grade("code", {"tests": pieces}, code).correct is right
+
+    @pytest.mark.parametrize(
         ("code", "right"), [("print(int(input()) * 2)", True), ("print(2)", False), ("1 / 0", False)]
     )
     def test_input_and_output(self, code, right):
