@@ -216,7 +216,11 @@ def test_a_killed_grader_says_timeout(monkeypatch):
 def test_wrong_use_is_refused():
     with pytest.raises(SettingsError, match="unknown grader `maths`"):
         grade("maths", "1", "1")
-    for kind, gold in (("mcq", "BC"), ("mcq", True), ("number", "many"), ("tool_call", "f(x)"), ("code", "x")):
+    for kind, gold in (
+        ("mcq", "BC"), ("mcq", True), ("number", "many"), ("tool_call", "f(x)"), ("code", "x"),
+        ("code", {"tests": 5}), ("code", {"tests": ["assert f(1)", 5]}), ("code", {"tests": "assert f(1"}),
+        ("code", {"tests": ["assert f(1)", "assert f("]}), ("code", {"inputs": ["1"], "outputs": [2]}),
+    ):  # fmt: skip
         with pytest.raises(InputError):
             grade(kind, gold, "x")
 
