@@ -341,7 +341,7 @@ def text_config(policy: Path) -> dict[str, Any]:
         InputError: it is not there, or cannot be read.
     """
     file = (find_base(policy) if is_adapter(policy) else policy) / "config.json"
-    with _reading(file):
+    with _reading(file, "Name a Hugging Face model directory"):
         whole = json.loads(file.read_bytes())
         return dict(whole.get("text_config") or whole)
 
