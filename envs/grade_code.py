@@ -10,11 +10,17 @@ from nanoskyrl.envs.sandbox import Limits, full_python, run_python
 LIMITS = Limits(seconds=10.0, memory_mb=1024)
 
 
+def tests_of(gold: Mapping[str, Any]) -> str:
+    """Return the program of asserts in a gold, whose pieces may stand in a list."""
+    return gold["tests"] if isinstance(gold["tests"], str) else "\n".join(gold["tests"])
+
+
 def passes(gold: Mapping[str, Any], text: str, limits: Limits = LIMITS) -> tuple[bool, str]:
     """Return whether the program in a text passes, and why not.
 
     Args:
-        gold: `tests`, a program of asserts about its names, or `inputs` and `outputs`, texts for stdin and stdout.
+        gold: `tests`, a program of asserts about its names, whole or as a list of pieces, or `inputs` and `outputs`,
+            texts for stdin and stdout.
         text: The program, or words with the program in a fence, of which the last counts.
         limits: For each run.
 
@@ -23,7 +29,7 @@ def passes(gold: Mapping[str, Any], text: str, limits: Limits = LIMITS) -> tuple
     """
     code = last_fence(text) or text
     if "tests" in gold:
-        return run_tests(code, str(gold["tests"]), limits)
+        return run_tests(code, tests_of(gold), limits)
     for number, (given, wanted) in enumerate(zip(gold["inputs"], gold["outputs"], strict=True), 1):
         ran = run_python(code, stdin=given, limits=limits, backend=full_python())
         if not ran.ok:

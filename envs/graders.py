@@ -255,7 +255,8 @@ def _canonical(value: Any) -> Any:
 
 def _code(gold: Any, pred: str, seconds: float) -> Verdict:
     """Run a program against tests. One that does not end is wrong: it is the program that hangs, not the grader."""
-    from nanoskyrl.envs.grade_code import passes
+    from nanoskyrl.envs.grade_code import passes, tests_of
+    from nanoskyrl.envs.program_tests import parsed_tests
 
     if not isinstance(gold, dict) or not ("tests" in gold or {"inputs", "outputs"} <= gold.keys()):
         raise InputError("the gold of a program has no tests", hint="Give `tests`, or `inputs` and `outputs`")
@@ -270,6 +271,11 @@ def _code(gold: Any, pred: str, seconds: float) -> Verdict:
         )
     if "tests" not in gold and not (pairs[0] and all(isinstance(text, str) for each in pairs for text in each)):
         raise InputError("the inputs and outputs of a program are texts, one at the least", hint="See docs/graders.md")
+    if "tests" in gold:
+        try:
+            parsed_tests(tests_of(gold))
+        except ValueError as error:
+            raise InputError(f"the gold of a program: {error}", hint="See docs/graders.md") from error
     correct, why = passes(gold, pred)
     return Verdict(correct, why)
 

@@ -14,15 +14,42 @@ plain take no part in arithmetic with plain ones and are no coroutines, and name
 Python's own. A test that needs more fails.
 """
 
+import ast
 import json
 import secrets
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from nanoskyrl.envs.sandbox import Limits, full_python, run_python
 from nanoskyrl.stages.errors import SandboxError
 
 PASSED = "all tests pass"
+SHOWN = 60
+"""Characters of a value that is refused."""
+
+
+def parsed_tests(tests: Any) -> ast.Module:
+    """Return a program of tests as a tree.
+
+    Raises:
+        ValueError: it is no text, or no Python: every solution would fail it.
+    """
+    if not isinstance(tests, str):
+        raise ValueError(f"tests must be text, not {shortened(tests)}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a stray backslash in them is nobody's business here
+            return ast.parse(tests)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"tests are no Python: {type(error).__name__}: {error}") from error
+
+
+def shortened(value: Any) -> str:
+    """Return a value for a message."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def run_tests(

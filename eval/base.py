@@ -83,6 +83,20 @@ class Benchmark:
         """
         raise NotImplementedError
 
+    def check_row(self, row: Row) -> None:
+        """Refuse a row by which right answers would count as wrong.
+
+        Raises:
+            ValueError: names the column, and what was found.
+        """
+
+    def check_chosen(self, tasks: Sequence[Task]) -> None:
+        """Refuse chosen tasks by what is too dear to look at in every row.
+
+        Raises:
+            InputError: names the row, the column, and what was found.
+        """
+
     def verdict(self, text: str, metadata: Mapping[str, Any], trajectory: Trajectory) -> Score:
         """Judge the last words of an attempt."""
         raise NotImplementedError
@@ -104,7 +118,7 @@ class Benchmark:
     @cached_property
     def rows(self) -> list[Row]:
         """All rows of the benchmark, in its own order."""
-        return bench_rows(self.config.data, self.hub, self.name, self.columns)
+        return bench_rows(self.config.data, self.hub, self.name, self.columns, self.check_row)
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the tasks of `test`.

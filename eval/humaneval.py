@@ -1,17 +1,20 @@
 """HumanEval: 164 functions to complete (arXiv 2107.03374), each with tests that run in the sandbox."""
 
+import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nanoskyrl.envs.base import Score, Task
-from nanoskyrl.envs.program_tests import run_tests
+from nanoskyrl.envs.program_tests import parsed_tests, run_tests, shortened
 from nanoskyrl.envs.sandbox import Limits, full_python
 from nanoskyrl.eval.base import Benchmark, graded, user, wrong
 from nanoskyrl.eval.code import fenced
-from nanoskyrl.eval.rows import Hub, Row
+from nanoskyrl.eval.rows import Hub, Row, needed_text
 from nanoskyrl.stages.trajectory import Trajectory
 
 LIMITS = Limits(seconds=10.0, memory_mb=1024)
+CHECK = "check"
+"""The function of a row's tests, which takes the solution's."""
 
 
 class HumanEval(Benchmark):
@@ -28,6 +31,19 @@ class HumanEval(Benchmark):
         """Return the tasks; without a sandbox none could be graded, so that comes first."""
         full_python()
         return super().tasks(split)
+
+    def check_row(self, row: Row) -> None:
+        """Refuse a row whose function or whose `check` is not there."""
+        needed_text(row, "prompt", "canonical_solution", "test", "entry_point")
+        name = row["entry_point"]
+        if not name.isidentifier() or f"def {name}" not in row["prompt"]:
+            raise ValueError(f"`entry_point` is {shortened(name)}, a function that `prompt` does not begin")
+        try:
+            tree = parsed_tests(row["test"])
+        except ValueError as error:
+            raise ValueError(f"`test`: {error}") from error
+        if not any(isinstance(node, ast.FunctionDef) and node.name == CHECK for node in tree.body):
+            raise ValueError(f"`test` defines no function `{CHECK}`")
 
     def pose(self, row: Row, index: int) -> Task:
         """Return a row's function, asked for as a whole in a fenced block."""
@@ -61,7 +77,7 @@ def checked(solution: str, metadata: Mapping[str, Any]) -> tuple[bool, str]:
     """
     name = metadata["entry_point"]
     before = metadata["prompt"][: metadata["prompt"].rfind(f"def {name}")]
-    return run_tests(solution, f"{metadata['test']}\n\ncheck({name})\n", LIMITS, before=before, names=[name])
+    return run_tests(solution, f"{metadata['test']}\n\n{CHECK}({name})\n", LIMITS, before=before, names=[name])
 
 
 def completed(text: str, prompt: str, entry_point: str) -> str:

@@ -16,15 +16,18 @@ from functools import cached_property
 from typing import Any
 
 from nanoskyrl.envs.base import Score, Task
+from nanoskyrl.envs.program_tests import shortened
 from nanoskyrl.envs.sandbox import Limits, full_python
 from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user, wrong
 from nanoskyrl.eval.code import last_block, run_program, run_solution, same_output
 from nanoskyrl.eval.mmlu import by_group
-from nanoskyrl.eval.rows import Hub, Row
+from nanoskyrl.eval.rows import Hub, Row, needed_text, place_of
 from nanoskyrl.stages.errors import InputError, SettingsError, check_words
 from nanoskyrl.stages.trajectory import Trajectory
 
 VERSIONS = tuple(f"release_v{i}" for i in range(1, 7)) + tuple(f"v{i}" for i in range(1, 7)) + ("v4_v5",)
+STDIN, FUNCTIONAL = "stdin", "functional"
+"""What a test feeds a program with: text, or arguments of a function."""
 LARGEST_TESTS = 1 << 30
 """Bytes that private tests may unpack to."""
 LIMITS = Limits(seconds=6.0, memory_mb=2048, output_bytes=16 << 20)
@@ -110,6 +113,26 @@ class LiveCodeBench(Benchmark):
             )
         return found
 
+    def check_row(self, row: Row) -> None:
+        """Refuse a row whose public tests or metadata are not what they mean; private ones are unpacked when chosen."""
+        needed_text(row, "question_content", "starter_code", "public_test_cases", "private_test_cases", "metadata")
+        _check_tests("public_test_cases", _from_json(row, "public_test_cases"), _function_of(row))
+
+    def check_chosen(self, tasks: Sequence[Task]) -> None:
+        """Refuse a task whose private tests are not what they mean, or that has no test at all."""
+        for task in tasks:
+            row = self._row_of[task.task_id]
+            try:
+                hidden = private_tests(row)
+                _check_tests("private_test_cases", hidden, _function_of(row))
+                if not hidden and not _from_json(row, "public_test_cases"):
+                    raise ValueError("`public_test_cases` and `private_test_cases` hold no test")
+            except ValueError as error:
+                raise InputError(
+                    f"row `{task.task_id}` of {place_of(self.config.data, self.hub)}: {error}",
+                    hint="docs/evaluations.md gives the layout; leave such rows out",
+                ) from error
+
     @cached_property
     def _row_of(self) -> dict[str, Row]:
         return {str(row["question_id"]): row for row in self.rows}
@@ -143,7 +166,7 @@ class LiveCodeBench(Benchmark):
         program, row = _without_future(last_block(text)), self._row_of[trajectory.task_id]
         if not program.strip():
             return wrong()
-        tests, name = unpacked_tests(row), json.loads(row["metadata"] or "{}").get("func_name")
+        tests, name = unpacked_tests(row), _function_of(row)
         passed = 0
         reason = None
         for test in tests:
@@ -161,12 +184,68 @@ class LiveCodeBench(Benchmark):
         return {"passed_by_difficulty": by_group(rows, "difficulty")}
 
 
+def _from_json(row: Row, column: str) -> Any:
+    try:
+        return json.loads(row[column])
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"`{column}` is no JSON: {error}") from error
+
+
+def _function_of(row: Row) -> str | None:
+    """Return the function that functional tests call, or None.
+
+    Raises:
+        ValueError: the row's metadata is no JSON object, or what it names is no text.
+    """
+    found = _from_json(row, "metadata") if row["metadata"] else {}
+    if not isinstance(found, dict):
+        raise ValueError(f"`metadata` must be a JSON object, not {shortened(found)}")
+    name = found.get("func_name")
+    if name is not None and not isinstance(name, str):
+        raise ValueError(f"func_name in `metadata` must be text, not {shortened(name)}")
+    return name
+
+
+def _is_functional(test: Mapping[str, Any], name: str | None) -> bool:
+    """Say whether a test calls a function, in place of a program."""
+    return test.get("testtype") == FUNCTIONAL or bool(name and test.get("testtype") != STDIN)
+
+
+def _check_tests(column: str, tests: Any, name: str | None) -> None:
+    """Raise ValueError unless these are tests that a program can pass."""
+    if not isinstance(tests, list):
+        raise ValueError(f"`{column}` must be a list of tests, not {shortened(tests)}")
+    for number, test in enumerate(tests):
+        where = f"test {number} of `{column}`"
+        if not isinstance(test, dict):
+            raise ValueError(f"{where} must be an object, not {shortened(test)}")
+        for field in ("input", "output"):
+            if not isinstance(test.get(field), str):
+                raise ValueError(f"{field} of {where} must be text, not {shortened(test.get(field))}")
+        if test.get("testtype") not in (STDIN, FUNCTIONAL, None):
+            raise ValueError(f"testtype of {where} must be {STDIN} or {FUNCTIONAL}, not {shortened(test['testtype'])}")
+        if not _is_functional(test, name):
+            continue
+        if not name:
+            raise ValueError(f"{where} calls a function, and `metadata` has no func_name")
+        for line in (*_arguments(test), test["output"]):
+            try:
+                json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{where} calls a function, and {shortened(line)} is no JSON: {error}") from error
+
+
+def _arguments(test: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of a functional test, each as JSON."""
+    return [line for line in test["input"].split("\n") if line.strip()]
+
+
 def _passes(program: str, test: Mapping[str, Any], name: str | None) -> tuple[bool, str | None]:
     """Return whether a program passes a test, and how it ended otherwise."""
-    if test.get("testtype") == "functional" or (name and test.get("testtype") != "stdin"):
+    if _is_functional(test, name):
         order = {
             "func_name": name,
-            "arguments": [json.loads(line) for line in test["input"].split("\n") if line.strip()],
+            "arguments": [json.loads(line) for line in _arguments(test)],
         }
         outcome = run_solution(f"{PREAMBLE}{program}", WORK, order, LIMITS)
         return outcome.reached and outcome.value == json.loads(test["output"]), outcome.reason
@@ -185,17 +264,31 @@ def unpacked_tests(row: Row) -> list[dict[str, Any]]:
     Raises:
         ValueError: they are in none of the known forms.
     """
-    private = str(row["private_test_cases"])
+    return [*_from_json(row, "public_test_cases"), *private_tests(row)]
+
+
+def private_tests(row: Row) -> Any:
+    """Return a row's private tests: JSON, or JSON that was pickled and packed.
+
+    Raises:
+        ValueError: they are in neither form.
+    """
+    private = row["private_test_cases"]
     try:
-        hidden = json.loads(private)
-    except ValueError:
-        hidden = json.loads(plain_unpickled(_inflated(base64.b64decode(private))))
-    return [*json.loads(row["public_test_cases"]), *hidden]
+        return json.loads(private)
+    except (ValueError, RecursionError):
+        try:
+            return json.loads(plain_unpickled(_inflated(base64.b64decode(private))))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"`private_test_cases` is neither JSON nor packed JSON: {error}") from error
 
 
 def _inflated(data: bytes) -> bytes:
     unpacker = zlib.decompressobj()
-    found = unpacker.decompress(data, LARGEST_TESTS)
+    try:
+        found = unpacker.decompress(data, LARGEST_TESTS)
+    except zlib.error as error:
+        raise ValueError(f"private tests cannot be unpacked: {error}") from error
     if unpacker.unconsumed_tail:
         raise ValueError(f"private tests are larger than {LARGEST_TESTS} bytes")
     return found

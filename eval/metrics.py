@@ -48,14 +48,15 @@ def summarize(
     scored: list[Scored] = []
     statuses: Counter[str] = Counter()
     score_statuses: Counter[str] = Counter()
-    tokens: dict[str, list[int]] = {"prompt": [], "completion": []}
+    prompt: list[int | None] = []
+    completion: list[int | None] = []
     counted: dict[str, list[float]] = {name: [] for name in COUNTS}
     for table in tables:
-        for row, prompt, completion in _whole(table):
+        for row, asked, written in _whole(table):
             statuses[row.status] += 1
             score_statuses[str(row.score_status)] += 1
-            tokens["prompt"].append(prompt)
-            tokens["completion"].append(completion)
+            prompt.append(asked)
+            completion.append(written)
             counts = counts_of(row)
             for name in COUNTS:
                 counted[name].append(row.reward_parts.get(name) or counts[name])
@@ -85,10 +86,11 @@ def summarize(
         "tool_calls_valid": int(sum(counted["calls_valid"])),
         "tool_calls_invalid": int(sum(counted["calls_invalid"])),
         "tool_calls_failed": int(sum(counted["calls_failed"])),
-        "prompt_tokens": sum(tokens["prompt"]),
-        "completion_tokens": sum(tokens["completion"]),
-        "completion_tokens_mean": _mean(tokens["completion"]),
-        "cost": cost(sum(tokens["prompt"]), sum(tokens["completion"]), prices),
+        "prompt_tokens": _total(prompt),
+        "completion_tokens": _total(completion),
+        "completion_tokens_mean": _mean([count for count in completion if count is not None]),
+        # What some attempts cost is not what the evaluation cost.
+        "cost": None if None in prompt or None in completion else cost(_total(prompt), _total(completion), prices),
         "truncated": statuses["truncated"] / samples if samples else None,
         "no_answer": sum(not row.parts[ANSWERED] for row in known) / len(known) if known else None,
         "judge_failures": sum(bool(row.parts.get(JUDGE_FAILED)) for row in scored),
@@ -108,19 +110,27 @@ def successes_by_task(rows: Iterable[Scored]) -> dict[str, list[float]]:
     return by_task
 
 
-def _whole(table: pa.Table) -> Iterable[tuple[Trajectory, int, int]]:
-    """Yield each attempt once, with the turns and the tokens of all its rows."""
+def _whole(table: pa.Table) -> Iterable[tuple[Trajectory, int | None, int | None]]:
+    """Yield each attempt once, with the turns and the tokens of all its rows; None: a row does not say."""
     steps: dict[str, list[Trajectory]] = {}
     for row in from_table(table):
         steps.setdefault(row.trajectory_id, []).append(row)
     for rows in steps.values():
         whole = dataclasses.replace(rows[-1], turns=[turn for row in rows for turn in row.turns])
-        yield whole, sum(row.prompt_tokens for row in rows), sum(row.completion_tokens for row in rows)
+        counts = [row.prompt_tokens for row in rows], [row.completion_tokens for row in rows]
+        prompt, completion = (None if None in of_rows else _total(of_rows) for of_rows in counts)
+        yield whole, prompt, completion
 
 
-def cost(prompt: int, completion: int, prices: Mapping[str, float] | None) -> float | None:
-    """Return what so many tokens cost, in the prices' currency; None where prices are not known."""
-    if prices is None:
+def _total(counts: Sequence[int | None]) -> int | None:
+    """Return the sum of the counts that are known; None where there is none."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def cost(prompt: int | None, completion: int | None, prices: Mapping[str, float] | None) -> float | None:
+    """Return what so many tokens cost, in the prices' currency; None where prices or tokens are not known."""
+    if prices is None or prompt is None or completion is None:
         return None
     return (prompt * prices["prompt"] + completion * prices["completion"]) / MILLION
 

@@ -4,12 +4,13 @@ A file that is named is all that is read, so everything works with the hub off.
 """
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nanoskyrl.envs.datasets import read_rows
+from nanoskyrl.envs.program_tests import shortened
 from nanoskyrl.stages.errors import InputError
 from nanoskyrl.stages.storage import as_path
 
@@ -31,7 +32,25 @@ class Hub:
     """What has to be accepted first; empty: nothing."""
 
 
-def bench_rows(data: str | None, hub: Hub | None, bench: str, needed: Sequence[str]) -> list[Row]:
+def place_of(data: str | None, hub: Hub | None) -> str:
+    """Return where rows come from, for messages."""
+    return f"`{data}`" if data is not None else f"`{hub.name}` on the hub" if hub is not None else "nowhere"
+
+
+def needed_text(row: Row, *names: str) -> None:
+    """Raise ValueError unless all of these columns hold text."""
+    for name in names:
+        if not isinstance(row[name], str):
+            raise ValueError(f"`{name}` must be text, not {shortened(row[name])}")
+
+
+def bench_rows(
+    data: str | None,
+    hub: Hub | None,
+    bench: str,
+    needed: Sequence[str],
+    check: Callable[[Row], None] = lambda row: None,
+) -> list[Row]:
     """Return the rows of a benchmark.
 
     Args:
@@ -39,14 +58,16 @@ def bench_rows(data: str | None, hub: Hub | None, bench: str, needed: Sequence[s
         hub: Where the hub has it; None: not there.
         bench: The benchmark's name, for messages.
         needed: Columns that every row must have.
+        check: Raises ValueError for a row that does not hold what its columns mean.
 
     Raises:
-        InputError: the file or the hub's copy cannot be read, is empty, or lacks a column.
+        InputError: the file or the hub's copy cannot be read, is empty, lacks a column, or has a row that is refused.
     """
+    where = place_of(data, hub)
     if data is not None:
-        where, rows = f"`{data}`", [row for _, row in _file_rows(data, bench)]
+        rows = [row for _, row in _file_rows(data, bench)]
     elif hub is not None:
-        where, rows = f"`{hub.name}` on the hub", _hub_rows(hub, bench)
+        rows = _hub_rows(hub, bench)
     else:
         raise InputError(f"{bench} has no rows: it is on no hub", hint=f"Name a file with `--set {bench}.data=PATH`")
     if not rows:
@@ -61,6 +82,12 @@ def bench_rows(data: str | None, hub: Hub | None, bench: str, needed: Sequence[s
             raise InputError(
                 f"row {number} of {where} has null for `{empty[0]}`, which {bench} needs", hint="Leave such rows out"
             )
+        try:
+            check(row)
+        except ValueError as error:
+            raise InputError(
+                f"row {number} of {where}: {error}", hint="docs/evaluations.md gives the layout; leave such rows out"
+            ) from error
     return rows
 
 

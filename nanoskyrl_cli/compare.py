@@ -38,8 +38,14 @@ def compare(
 
     session = open_session(run, config, assignments)
     names = list(dict.fromkeys(name.strip() for name in algos.split(",") if name.strip()))
-    with working("compare"):
-        found = session.compare(names, source=path(advantages), policy=policy_path(policy), output=path(out))
+    with working("compare") as now:
+        found = session.compare(
+            names,
+            source=path(advantages),
+            policy=policy_path(policy),
+            output=path(out),
+            begins=lambda algo: now(f"compare: {algo}, {names.index(algo) + 1} of {len(names)}"),
+        )
     show_comparison(found, limit, file=data_stream())
     if out:
         say(f"Wrote {out}")

@@ -94,6 +94,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.path.append(os.getcwd())  # so that `module:attribute` finds what lies here
     try:
         code = app(args=list(arguments) if arguments is not None else None, prog_name="skyrl", standalone_mode=False)
+        if code == EXIT_INTERRUPTED:  # what typer makes of Ctrl-C, without a word
+            print("interrupted", file=sys.stderr)
         return code if isinstance(code, int) else 0
     except NanoskyrlError as error:
         if os.environ.get(TRACEBACK):

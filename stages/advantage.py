@@ -25,6 +25,7 @@ from nanoskyrl.stages.policy import check_critic, critic_digest, policy_digest
 from nanoskyrl.stages.registry import lookup, plugin_digests, plugin_errors
 from nanoskyrl.stages.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.trajectory import check, list_column, row_arrays, schema_of
+from nanoskyrl.stages.vocabulary import check_token_ids
 
 if TYPE_CHECKING:
     from nanoskyrl.stages.passes import Passes, Wanted
@@ -57,7 +58,7 @@ def advantage(
         log: Where numbers go.
 
     Raises:
-        InputError: the input is missing, unfinished, corrupt or not scored.
+        InputError: the input is missing, unfinished, corrupt or not scored, or a model does not know its tokens.
         SettingsError: an unknown estimator, a group of one under `singleton = error`, or a policy that is not named.
     """
     watch = Stopwatch()
@@ -77,9 +78,7 @@ def advantage(
         if up_to_date if world is None else world.broadcast(up_to_date):
             return (out and out.manifest) or read_manifest(output)
         with watch("read"):
-            tables = [read_part(scored / part.name, part.digest) for part in source.parts]
-            for table in tables:
-                check(table, "score")
+            tables = _read(scored, source, asks, policy, reference)
         models = Models(policy, reference, passes)
         # Several processes make the same passes, so none looks into parts that are in place.
         kept = out if world is None or world.size == 1 else None
@@ -119,7 +118,8 @@ NO_MODELS = Models()
 
 def preview(scored: Path, config: AdvantageConfig, models: Models = NO_MODELS) -> pa.Table:
     """Return what `advantage` would write of scored shards."""
-    tables = list(read_parts(scored, read_manifest(scored, stage="score")))
+    asks = _asks(config, _estimator(config.estimator or "grpo"))
+    tables = _read(scored, read_manifest(scored, stage="score"), asks, models.policy, models.reference)
     return add_advantages(pa.concat_tables(tables or [schema_of("score").empty_table()]), config, models)
 
 
@@ -209,6 +209,20 @@ def _check_named(asks: set[str], policy: Path | None, reference: Path | None) ->
         raise SettingsError(
             "`ref_logprobs` needs the reference policy, and none is named", hint="Name one with `--reference`"
         )
+
+
+def _read(
+    scored: Path, source: Manifest, asks: set[str], policy: Path | None, reference: Path | None
+) -> list[pa.Table]:
+    """Return the scored tables, whose tokens every model knows that is asked about them."""
+    asked = [(policy, bool(asks - {"ref_logprobs"})), (reference, "ref_logprobs" in asks)]
+    tables = list(read_parts(scored, source))
+    for table in tables:
+        check(table, "score")
+        for model, is_asked in asked:
+            if is_asked and model is not None:
+                check_token_ids(table, scored, model)
+    return tables
 
 
 def _head(
@@ -381,6 +395,8 @@ def checked_estimates(found: Any, batch: Batch) -> Estimates:
 def _shaped(episode: Episode, config: AdvantageConfig) -> float | None:
     if episode.reward is None or not config.overlong_buffer_length:
         return episode.reward
+    if episode.longest_turn is None:  # without tokens it is not trained on, and there is no length to punish
+        return None
     assert config.overlong_max_length is not None
     return episode.reward + overlong_punishment(
         episode.longest_turn, max_length=config.overlong_max_length,

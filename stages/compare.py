@@ -5,7 +5,7 @@ start from, over all kept rows as one mini-batch; cosines between gradients say 
 algorithms would disagree about the next step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ def compare(
     settings: dict[str, dict[str, Any]] | None = None,
     seed: int = 0,
     output: Path | None = None,
+    begins: Callable[[str], None] = lambda algo: None,
 ) -> pa.Table:
     """Take the loss and the gradient of each algorithm on the same rows.
 
@@ -68,6 +69,7 @@ def compare(
         settings: Tables of the algorithms.
         seed: Of the run.
         output: Where to write the answer as Parquet.
+        begins: Called when an algorithm's turn comes.
 
     Returns:
         One row an algorithm, as SCHEMA says.
@@ -92,6 +94,7 @@ def compare(
     learner.load(policy, seed=derive_seed(seed, "adapters") % 2**32)
     rows, gradients = [], []
     for algo, recipe in zip(algos, recipes, strict=True):
+        begins(algo)
         update = _Watched(recipe.objective(table))
         gradients.append(update.gradient(learner, list(range(table.num_rows))))
         seen = update.seen()

@@ -81,9 +81,9 @@ class Reply:
     text: str = ""
     finish_reason: str
     """stop, length or error."""
-    prompt_tokens: int = 0
-    """As the endpoint counts them."""
-    completion_tokens: int = 0
+    prompt_tokens: int | None = None
+    """As the endpoint counts them; None: it does not say."""
+    completion_tokens: int | None = None
     error: str | None = None
 
 

@@ -39,8 +39,8 @@ class Episode:
     trainable: bool
     stop_reason: str
     """Of the last step."""
-    longest_turn: int
-    """Tokens sampled in the longest of its turns."""
+    longest_turn: int | None
+    """Tokens sampled in the longest of its turns; None: not known."""
     rows: list[int] = field(default_factory=list)
     """Places in the batch, in the order of the steps."""
 
@@ -88,7 +88,9 @@ def gather(tables: Iterable[pa.Table]) -> Episodes:
                 )
             episode.failed |= failed
             episode.trainable &= row["trainable"]
-            episode.longest_turn = max(episode.longest_turn, longest[index])
+            of_row = longest[index]
+            longest_before = episode.longest_turn
+            episode.longest_turn = None if longest_before is None or of_row is None else max(longest_before, of_row)
             of_it = steps.setdefault(name, [])
             if not of_it or row["step_index"] > max(of_it)[0]:
                 episode.stop_reason = row["stop_reason"]
@@ -101,8 +103,8 @@ def gather(tables: Iterable[pa.Table]) -> Episodes:
     return Episodes(by_id, masks)
 
 
-def _longest_turns(table: pa.Table) -> list[int]:
-    """Return the tokens of each row's longest turn; all of them where the engine counts no turns."""
+def _longest_turns(table: pa.Table) -> list[int | None]:
+    """Return the tokens of each row's longest turn, or all of its tokens where turns have no count; None: not known."""
     found = table.column("completion_tokens").to_pylist()
     turns = table.column("turns").combine_chunks()
     if not table.num_rows:

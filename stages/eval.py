@@ -132,6 +132,8 @@ def evaluate(
     settings = settings_of(name, rollout_config.engine, settings or {})
     plan = prepare(policy, _as_rollout(name, config, rollout_config, settings), settings)
     bench = plan.environment if isinstance(plan.environment, Benchmark) else None
+    if bench is not None:
+        bench.check_chosen(plan.tasks)
     if bench is not None and not bench.secret and not is_local(output):
         refuse_to_leave(bench.stays_local, output)
     engine_config = plugin_config(settings, "engine", plan.config.engine)

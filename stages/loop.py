@@ -21,6 +21,7 @@ from nanoskyrl.stages.placement import Placement, placement_of
 from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.runs import STAGES, Run
 from nanoskyrl.stages.session import Session
+from nanoskyrl.stages.stopping import terminated_as_interrupted
 from nanoskyrl.stages.storage import write_whole
 from nanoskyrl.stages.trackers import Trackers, check_trackers
 from nanoskyrl.stages.train_config import check_horizon
@@ -119,6 +120,7 @@ def loop(
     Raises:
         ConflictError: the run began with other settings.
         OutputError: another loop is at work in the run.
+        KeyboardInterrupt: at SIGTERM, too, once what was started is stopped; it goes on when it is called again.
     """
     config: LoopConfig = stage_config(settings, "loop")
     settings = placed(settings, config.placement)
@@ -129,7 +131,7 @@ def loop(
         trackers.log(numbers, step)
         report(step, numbers)
 
-    with locked(run.root):
+    with terminated_as_interrupted(), locked(run.root):
         try:
             return _steps(session, config, told, begins, force=force)
         finally:

@@ -34,6 +34,8 @@ PASSING = (408, 409, 429)
 PAUSE_SECONDS = 60.0
 """The longest pause before a request is made again, with room to spare."""
 """Status codes below 500 that may be gone a little later; the client has tried again by then."""
+MOST_TOKENS = 1 << 24
+"""Of one request; a larger count is no count, and the sum over an attempt's turns fits its column."""
 REFUSALS_SHOWN = 300
 """Characters of what an endpoint says is wrong."""
 
@@ -179,7 +181,9 @@ class OpenaiEngine(ChatEngine):
             # It answered, and will answer the same again: this attempt's failure alone.
             self._failures = 0
             self._counts["refused"] += 1
-            return Reply(finish_reason="error", error=f"the endpoint refuses the request: {_short(error)}")
+            # Nothing was read or written: that is known, unlike after a reply that was lost.
+            why = f"the endpoint refuses the request: {_short(error)}"
+            return Reply(finish_reason="error", prompt_tokens=0, completion_tokens=0, error=why)
         except openai.OpenAIError as error:
             return self._unreachable(_short(error))
         except TimeoutError:
@@ -230,7 +234,7 @@ class OpenaiEngine(ChatEngine):
 
 def _as_reply(answer: Any) -> Reply:
     choice = answer["choices"][0]
-    message, usage = choice["message"], answer.get("usage") or {}
+    message, usage = choice["message"], answer.get("usage")
     calls = [
         (str(call["function"]["name"]), str(call["function"].get("arguments") or ""))
         for call in message.get("tool_calls") or ()
@@ -238,9 +242,16 @@ def _as_reply(answer: Any) -> Reply:
     return Reply(
         text=text_of(message.get("content"), calls),
         finish_reason="length" if choice.get("finish_reason") == "length" else "stop",
-        prompt_tokens=int(usage.get("prompt_tokens") or 0),
-        completion_tokens=int(usage.get("completion_tokens") or 0),
+        prompt_tokens=_count(usage, "prompt_tokens"),
+        completion_tokens=_count(usage, "completion_tokens"),
     )
+
+
+def _count(usage: Any, name: str) -> int | None:
+    """Return how many tokens an endpoint says it counted; None where it says nothing that is a count."""
+    found = usage.get(name) if isinstance(usage, dict) else None
+    is_count = isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= MOST_TOKENS
+    return found if is_count else None
 
 
 def _short(error: Exception) -> str:

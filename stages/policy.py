@@ -334,6 +334,18 @@ def _quantized(dtype: "torch.dtype", device: str) -> dict[str, Any]:
     return {"quantization_config": settings, "device_map": {"": device}}
 
 
+def text_config(policy: Path) -> dict[str, Any]:
+    """Return what config.json says of the language model, that of the base for an adapter.
+
+    Raises:
+        InputError: it is not there, or cannot be read.
+    """
+    file = (find_base(policy) if is_adapter(policy) else policy) / "config.json"
+    with _reading(file, "Name a Hugging Face model directory"):
+        whole = json.loads(file.read_bytes())
+        return dict(whole.get("text_config") or whole)
+
+
 def count_parameters(policy: Path) -> int:
     """Return how many numbers a policy's safetensors files hold, from their headers alone."""
     total = 0

@@ -27,6 +27,7 @@ from nanoskyrl.stages.registry import lookup, plugin_digests
 from nanoskyrl.stages.shards import read_parts
 from nanoskyrl.stages.train_config import CriticConfig, OptimizerConfig, TrainConfig, check_horizon
 from nanoskyrl.stages.trajectory import check
+from nanoskyrl.stages.vocabulary import check_token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,13 +206,14 @@ def read_kept(
     No row at all is no mistake where every group was left out because all its attempts went alike.
 
     Raises:
-        InputError: nothing is kept, or the rows lack what the loss reads.
+        InputError: nothing is kept, a token is not the policy's, or the rows lack what the loss reads.
     """
     found = list(read_parts(place, source))
     if not found:
         raise InputError(f"`{place}` has no parts", hint="Run `skyrl advantage` again, with `--force`")
     table = pa.concat_tables(found).combine_chunks()
     check(table, "advantage")
+    check_token_ids(table, place, policy)
     kept = table.filter(table.column("kept"))
     tokens = next(
         (

@@ -445,18 +445,19 @@ SUMMARY_COLUMNS = ("stop_reason", "completion_tokens", "turns")
 def summary(tables: Iterator[pa.Table]) -> dict[str, Value]:
     """Return the numbers of a rollout: counts, lengths, turns, and how the attempts ended."""
     reasons: Counter[str] = Counter()
-    tokens, turns, calls = [], [], 0
+    rows, tokens, turns, calls = 0, [], [], 0
     no_calls = {calls_to_json([]), calls_to_json([UNANSWERED])}
     for table in tables:
         reasons.update(table.column("stop_reason").to_pylist())
-        tokens += table.column("completion_tokens").to_pylist()
+        rows += table.num_rows
+        tokens += [count for count in table.column("completion_tokens").to_pylist() if count is not None]
         turns += pc.list_value_length(table.column("turns")).to_pylist()
         flat = table.column("turns").combine_chunks().flatten()
         calls += sum(text not in no_calls for text in flat.field("tool_calls").to_pylist())
     return {
-        "rollout/rows": len(tokens),
+        "rollout/rows": rows,
         "rollout/response_tokens/mean": mean(tokens),
-        "rollout/response_tokens/total": sum(tokens),
+        "rollout/response_tokens/total": sum(tokens) if tokens else None,
         "rollout/turns/mean": mean(turns),
         "rollout/turns_with_tool_calls": calls,
         **{f"rollout/stop_reason/{reason}": count for reason, count in sorted(reasons.items())},

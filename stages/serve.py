@@ -21,8 +21,6 @@ from nanoskyrl.stages.vllm_servers import SERVERS, Fleet, Servers, read_servers,
 LOOK_SECONDS = 0.5
 SILENT_SECONDS = 60.0
 """A server that runs and does not answer for so long is started again."""
-RESTARTS, WITHIN_SECONDS = 5, 1800.0
-"""A server that dies more often than this is given up."""
 
 Say = Callable[[str], None]
 
@@ -68,7 +66,6 @@ def serve(
 
 def _watch(fleet: Fleet, file: Path, stop: threading.Event, say: Say) -> None:
     """Start again what dies or falls silent."""
-    deaths: dict[int, list[float]] = {}
     silent: dict[int, float] = {}
     while not stop.wait(LOOK_SECONDS):
         for index, process in enumerate(fleet.processes):
@@ -79,16 +76,9 @@ def _watch(fleet: Fleet, file: Path, stop: threading.Event, say: Say) -> None:
             if process.running and now - silent.setdefault(index, now) < SILENT_SECONDS:
                 continue
             why = "does not answer" if process.running else process.last_words()
-            recent = [*(then for then in deaths.get(index, []) if now - then < WITHIN_SECONDS), now]
-            deaths[index] = recent
-            if len(recent) > RESTARTS:
-                raise EngineError(
-                    f"server {index} died {len(recent)} times, the last with: {why}", hint=f"The log is `{process.log}`"
-                )
+            process.restart(why)
             say(f"Server {index} is started again: {why}")
             silent.pop(index, None)
-            process.stop(seconds=5)
-            process.start()
             _await(process, stop)
             if stop.is_set():
                 return

@@ -7,7 +7,7 @@ give the same bytes.
 import gc
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -307,6 +307,7 @@ class Session:
         source: Path | None = None,
         policy: Path | None = None,
         output: Path | None = None,
+        begins: Callable[[str], None] = lambda algo: None,
     ) -> Any:
         """Return what each algorithm makes of the same advantages and policy."""
         from nanoskyrl.stages.compare import compare
@@ -315,7 +316,7 @@ class Session:
         config = stage_config(self.settings, "train")
         return compare(
             source, algos, config, policy=self._start(step, policy), settings=self.settings, output=output,
-            seed=self.config.seed,
+            seed=self.config.seed, begins=begins,
         )  # fmt: skip
 
     def _start(self, step: int | None, policy: Path | None) -> Path:

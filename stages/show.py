@@ -46,8 +46,8 @@ def _rollout_line(manifest: Manifest, output: Path) -> str:
     numbers = rollout_stage.summary(read_parts(output, manifest, rollout_stage.SUMMARY_COLUMNS))
     ends = ", ".join(f"{key.rsplit('/', 1)[1]} {value}" for key, value in numbers.items() if "/stop_reason/" in key)
     settings = manifest.settings["rollout"]
-    turns, tokens = numbers["rollout/turns/mean"] or 0, numbers["rollout/response_tokens/mean"] or 0
-    each = f"{turns:.1f} turns and {tokens:.0f} sampled tokens each"
+    turns, tokens = numbers["rollout/turns/mean"] or 0, numbers["rollout/response_tokens/mean"]
+    each = f"{turns:.1f} turns and {'?' if tokens is None else f'{tokens:.0f}'} sampled tokens each"
     return f"{manifest.rows_out} rows of {settings['env']}, {each}, ended by {ends}"
 
 
@@ -89,6 +89,10 @@ def _eval_line(manifest: Manifest, output: Path) -> str:
 
 def _number(value: Any) -> str:
     return "?" if value is None else f"{value:.3f}"
+
+
+def _count(value: int | None) -> str:
+    return "?" if value is None else str(value)
 
 
 def show(
@@ -198,7 +202,7 @@ def _show_table(console: Console, table: pa.Table, row: int | None, limit: int) 
     grid.add_column("response", no_wrap=True, ratio=1)
     head = table.slice(0, min(limit, table.num_rows))
     for index, t in enumerate(from_table(head)):
-        cells = [str(index), t.task_id, t.status, str(t.sample), str(len(t.turns)), str(t.completion_tokens)]
+        cells = [str(index), t.task_id, t.status, str(t.sample), str(len(t.turns)), _count(t.completion_tokens)]
         if "reward" in extra:
             cells.append(_number(t.reward) if t.score_status == "scored" else str(t.score_status))
         if "advantage" in extra:
@@ -225,7 +229,7 @@ def _show_trajectory(console: Console, t: Trajectory) -> None:
         "policy": f"version {t.policy_version}, digest {(t.policy_digest or 'none')[:12]}",
         "sampled at": f"temperature {t.temperature:g}, top_p {t.top_p:g}, top_k {t.top_k}, seed {t.seed}",
         "ended": f"{t.status} ({t.stop_reason})",
-        "tokens": f"{t.prompt_tokens} prompt, {t.completion_tokens} sampled",
+        "tokens": f"{_count(t.prompt_tokens)} prompt, {_count(t.completion_tokens)} sampled",
         "reward": _reward_of(t),
         "success": str(t.success) if t.score_status else "not scored yet",
         "metadata": json.dumps(t.metadata, ensure_ascii=False),

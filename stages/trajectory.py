@@ -104,8 +104,8 @@ COLUMNS = (
     Column("stop_reason", pa.string(), "rollout", "stop, length, max_turns, max_input_length, max_sequence_length or error"),
     Column("error", pa.string(), "rollout", "what failed; null unless status is failed", True),
     Column("trainable", pa.bool_(), "rollout", "false for engines without token ids"),
-    Column("prompt_tokens", pa.int32(), "rollout", "as the engine counts them"),
-    Column("completion_tokens", pa.int32(), "rollout", "sampled tokens, as the engine counts them"),
+    Column("prompt_tokens", pa.int32(), "rollout", "as the engine counts them; null where it does not say", True),
+    Column("completion_tokens", pa.int32(), "rollout", "sampled tokens, as the engine counts them; null where it does not say", True),
     Column("metadata", pa.string(), "rollout", "JSON: what the environment says of the task; ground truth for scoring; null where withheld", True),
     Column("reward", pa.float64(), "score", "null: not scored, and never read as 0", True),
     Column("reward_parts", pa.string(), "score", "JSON: the components of the reward by name"),
@@ -206,8 +206,9 @@ class Trajectory:
     stop_reason: str
     error: str | None = None
     trainable: bool
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: int | None
+    """None where the engine does not say."""
+    completion_tokens: int | None
     metadata: dict[str, Any] = field(default_factory=dict)
     reward: float | None = None
     reward_parts: dict[str, float | None] = field(default_factory=dict)

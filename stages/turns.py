@@ -108,8 +108,8 @@ class Attempt:
         self.turn = 0
         self.stop_reason: str | None = None
         self.error: str | None = None
-        self.counted = (0, 0)
-        """Prompt and completion tokens of all turns, where the engine counts them and shows none."""
+        self.counted: tuple[int | None, int | None] = (0, 0)
+        """Prompt and completion tokens of all turns, where the engine shows none; None: one of them was not counted."""
         self._tools: Sequence[dict[str, Any]] = ()
         self._episode: Any = None
         try:
@@ -176,7 +176,8 @@ class Attempt:
 
     def take_reply(self, reply: Reply) -> None:
         """Act on what an endpoint wrote, and count its tokens."""
-        self.counted = (self.counted[0] + reply.prompt_tokens, self.counted[1] + reply.completion_tokens)
+        prompt, completion = self.counted
+        self.counted = _sum(prompt, reply.prompt_tokens), _sum(completion, reply.completion_tokens)
         if reply.error is not None:
             self._fail(reply.error)
         elif reply.finish_reason == "length":  # as in `take`
@@ -186,7 +187,8 @@ class Attempt:
             self._act(restore_stop(reply.text, self.sampling.stop_strings), None, None)
 
     def take_text(self, action: str) -> None:
-        """Act on text from an engine without tokens."""
+        """Act on text from an engine without tokens, which counts none."""
+        self.counted = (None, None)
         self._act(action, None, None)
 
     def _act(self, action: str, first: int | None, count: int | None) -> None:
@@ -322,6 +324,10 @@ class Attempt:
             completion_tokens=sum(segment.loss_mask) if tokens else self.counted[1],
             metadata=self.metadata,
         )
+
+
+def _sum(counted: int | None, more: int | None) -> int | None:
+    return None if counted is None or more is None else counted + more
 
 
 def play(attempts: Sequence[Attempt], engine: Engine, sampling: Sampling, watch: Stopwatch) -> None:

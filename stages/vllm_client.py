@@ -40,6 +40,8 @@ from nanoskyrl.stages.vllm_tokens import PATH as TOKENS_PATH
 PYTHON = "NANOSKYRL_VLLM_PYTHON"
 """Names a Python that has vLLM, where it is not this one."""
 OLDEST = (0, 26)
+RESTARTS, WITHIN_SECONDS = 5, 1800.0
+"""A server that has to be started again more often than this is given up."""
 SPARED = 5 << 30
 """Bytes of a server's share that are left to what is neither weights nor keys and values: twice what was seen."""
 WORKER = Path(__file__).with_name("vllm_worker.py")
@@ -298,6 +300,8 @@ class ServerProcess:
     began: float = 0.0
     process: subprocess.Popen[bytes] | None = None
     scratch: Path | None = None
+    deaths: list[float] = field(default_factory=list)
+    """When it was started again, by the monotonic clock; old ones are forgotten."""
 
     @property
     def url(self) -> str:
@@ -337,6 +341,25 @@ class ServerProcess:
                 env={**os.environ, **server_environment(self.gpus, self.key, self.scratch)},
                 preexec_fn=_die_with_parent,
             )  # fmt: skip
+
+    def restart(self, why: str) -> None:
+        """Start it again; returns before it answers.
+
+        Args:
+            why: What became of it.
+
+        Raises:
+            EngineError: it died too often in too short a time.
+        """
+        now = time.monotonic()
+        self.deaths = [*(then for then in self.deaths if now - then < WITHIN_SECONDS), now]
+        if (times := len(self.deaths)) > RESTARTS:
+            raise EngineError(
+                f"the vLLM server died {times} times within {WITHIN_SECONDS / 60:g} minutes, the last with: {why}",
+                hint=f"The log is `{self.log}`",
+            )
+        self.stop(seconds=5)
+        self.start()
 
     @property
     def running(self) -> bool:

@@ -34,6 +34,7 @@ from nanoskyrl.stages.policy import (
     policy_digest,
     read_info,
     stop_ids,
+    text_config,
 )
 from nanoskyrl.stages.rendering import Renderer
 from nanoskyrl.stages.vllm_client import Client, Lost, Refused, ServerProcess, sampling_body
@@ -50,8 +51,6 @@ from nanoskyrl.stages.vllm_servers import SERVERS, Fleet, Servers, foreign, read
 from nanoskyrl.stages.vllm_weights import expected_sums, merged
 
 T = TypeVar("T")
-RESTARTS = 5
-"""Of one server, after which it is given up."""
 BFLOAT16_CANARY = 0.5
 """Nats by which single tokens may differ between a trainer and a server in bfloat16; this alone proves nothing."""
 PROBE = [{"role": "user", "content": "What is 1 + 1? Think first, then answer."}]
@@ -79,7 +78,6 @@ class Server:
     """Requests under way."""
     era: int = 0
     """Counts how often it was brought back."""
-    restarts: int = 0
     lost: str | None = None
     """Why it is no longer asked."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -287,9 +285,7 @@ class VllmEngine(AsyncTokenEngine):
 
     def _read_frame(self, policy: Path) -> dict[str, Any]:
         """Read the tokenizer, unless it is that of the policy before, and return the model's shape."""
-        base = find_base(policy) if is_adapter(policy) else policy
-        shape = json.loads((base / "config.json").read_bytes())
-        shape = shape.get("text_config", shape)
+        shape = text_config(policy)
         frame = frame_digest(policy)
         if frame != self._frame:
             tokenizer = load_tokenizer(policy)
@@ -537,7 +533,7 @@ class VllmEngine(AsyncTokenEngine):
                 return
             try:
                 if server.process is not None:
-                    self._restart(server, why)
+                    self._restart(server, server.process, why)
                 await self._ready(server)
                 await self._bring(server)
                 server.era += 1
@@ -565,18 +561,11 @@ class VllmEngine(AsyncTokenEngine):
             return False
         return (state["digest"], state["loads"]) == (server.digest, server.loads)
 
-    def _restart(self, server: Server, why: str) -> None:
-        assert server.process is not None
-        server.restarts += 1
-        if server.restarts > RESTARTS:
-            raise EngineError(
-                f"the vLLM server died {server.restarts} times, the last with: {server.process.last_words()}", hint=why
-            )
+    def _restart(self, server: Server, process: ServerProcess, why: str) -> None:
+        process.restart(why if process.running else process.last_words())
         self._count("restarts")
         server.sums = None
-        server.process.stop(seconds=5)
-        server.process.start()
-        server.client.url = server.process.url
+        server.client.url = process.url
 
     def close(self) -> None:
         """Stop the servers that were started here, and let go of the others."""

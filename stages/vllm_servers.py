@@ -104,7 +104,6 @@ class Fleet:
     installation: Installation
     started_with: str
     key: str
-    restarts: int = 0
 
     @classmethod
     def plan(cls, policy: Path, config: VllmConfig, logs: Path) -> "Fleet":

@@ -49,7 +49,7 @@ DESIGN = {
 }
 NULLABLE = [
     "policy_version", "policy_digest", "prompt_ids", "response_ids", "loss_mask", "logprobs", "prompt", "response",
-    "messages", "turns", "error", "metadata", "reward",
+    "messages", "turns", "error", "prompt_tokens", "completion_tokens", "metadata", "reward",
     "success", "shaped_reward", "advantages", "returns", "values", "old_logprobs", "ref_logprobs", "drop_reason",
 ]  # fmt: skip
 

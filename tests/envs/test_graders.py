@@ -145,6 +145,14 @@ class TestPrograms:
         assert grade("code", self.TESTS, code).correct is right
 
     @pytest.mark.parametrize(
+        ("code", "right"),
+        [("def add(a, b): return a + b", True), ("def add(a, b): return 3", False), ("def other(): pass", False)],
+    )
+    def test_a_list_of_asserts(self, code, right):
+        pieces = self.TESTS["tests"].split("\n")
+        assert grade("code", {"tests": pieces}, code).correct is right
+
+    @pytest.mark.parametrize(
         ("code", "right"), [("print(int(input()) * 2)", True), ("print(2)", False), ("1 / 0", False)]
     )
     def test_input_and_output(self, code, right):
@@ -208,7 +216,11 @@ def test_a_killed_grader_says_timeout(monkeypatch):
 def test_wrong_use_is_refused():
     with pytest.raises(SettingsError, match="unknown grader `maths`"):
         grade("maths", "1", "1")
-    for kind, gold in (("mcq", "BC"), ("mcq", True), ("number", "many"), ("tool_call", "f(x)"), ("code", "x")):
+    for kind, gold in (
+        ("mcq", "BC"), ("mcq", True), ("number", "many"), ("tool_call", "f(x)"), ("code", "x"),
+        ("code", {"tests": 5}), ("code", {"tests": ["assert f(1)", 5]}), ("code", {"tests": "assert f(1"}),
+        ("code", {"tests": ["assert f(1)", "assert f("]}), ("code", {"inputs": ["1"], "outputs": [2]}),
+    ):  # fmt: skip
         with pytest.raises(InputError):
             grade(kind, gold, "x")
 

@@ -4,6 +4,7 @@ import ast
 import base64
 import json
 import pickle
+import re
 import zlib
 
 import pytest
@@ -120,6 +121,28 @@ def test_no_program_runs_outside_the_sandbox(one, monkeypatch):
         assert not called & {"exec", "eval"}, path
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("test", 5, "`test` must be text, not 5"),
+        ("test", ["assert add(1, 2) == 3"], "`test` must be text, not ['assert add(1, 2) == 3']"),
+        ("test", "def check(candidate:", "`test`: tests are no Python: SyntaxError"),
+        ("test", "assert add(1, 2) == 3", "`test` defines no function `check`"),
+        ("test", "", "`test` defines no function `check`"),
+        ("prompt", {"text": "def add(a, b):"}, "`prompt` must be text, not {'text': 'def add(a, b):'}"),
+        ("canonical_solution", 1.5, "`canonical_solution` must be text, not 1.5"),
+        ("entry_point", True, "`entry_point` must be text, not True"),
+        ("entry_point", "sub", "`entry_point` is 'sub', a function that `prompt` does not begin"),
+        ("entry_point", "add(1", "`entry_point` is 'add(1', a function that `prompt` does not begin"),
+    ],
+)
+def test_rows_of_humaneval_that_no_solution_could_pass_are_refused(column, value, message, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (ROW, {**ROW, "task_id": "t/1", column: value})))
+    with pytest.raises(InputError, match=re.escape(f"row 1 of `{path}`: {message}")):
+        HumanEval(HumanEval.Config(data=str(path))).tasks("test")
+
+
 def test_a_reply_is_found_in_fences():
     text = "```python\na = 1\n```\n```json\n{}\n```\n```\nb = 2\n```"
     assert fenced(text) == ["a = 1\n", "b = 2\n"]
@@ -182,6 +205,87 @@ def test_private_tests_are_read_from_a_plain_pickle_alone(capsys):
     with pytest.raises(ValueError, match="no plain pickle"):
         plain_unpickled(b"\x80\x04garbage")
     assert "run by unpickling" not in capsys.readouterr().out
+
+
+TEST = {"input": "1", "output": "2", "testtype": "stdin"}
+
+
+def public(*tests):
+    return {"public_test_cases": json.dumps(tests)}
+
+
+def private(tests):
+    return {"private_test_cases": packed(json.dumps(tests))}
+
+
+def lcb_file(tmp_path, changes):
+    """Return a file of the sample rows whose second is changed."""
+    rows = lcb_rows()
+    rows[1] |= changes
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"public_test_cases": 3}, "`public_test_cases` must be text, not 3"),
+        ({"public_test_cases": [TEST]}, "`public_test_cases` must be text, not [{'input'"),
+        ({"public_test_cases": "[{"}, "`public_test_cases` is no JSON"),
+        ({"public_test_cases": "7"}, "`public_test_cases` must be a list of tests, not 7"),
+        ({"public_test_cases": '["1"]'}, "test 0 of `public_test_cases` must be an object, not '1'"),
+        (public(TEST, {**TEST, "input": 1}), "input of test 1 of `public_test_cases` must be text, not 1"),
+        (public({"input": "1"}), "output of test 0 of `public_test_cases` must be text, not None"),
+        (public({**TEST, "testtype": "x"}), "testtype of test 0 of `public_test_cases` must be stdin or functional"),
+        (
+            {**public({**TEST, "testtype": "functional"}), "metadata": "{}"},
+            "test 0 of `public_test_cases` calls a function, and `metadata` has no func_name",
+        ),
+        (
+            {**public({"input": "1\n[2", "output": "2"}), "metadata": '{"func_name": "countPairs"}'},
+            "test 0 of `public_test_cases` calls a function, and '[2' is no JSON",
+        ),
+        ({"metadata": "[]"}, "`metadata` must be a JSON object, not []"),
+        ({"metadata": "{"}, "`metadata` is no JSON"),
+        ({"metadata": '{"func_name": 3}'}, "func_name in `metadata` must be text, not 3"),
+        ({"private_test_cases": 3}, "`private_test_cases` must be text, not 3"),
+        ({"starter_code": ["x"]}, "`starter_code` must be text, not ['x']"),
+        ({"question_content": 1}, "`question_content` must be text, not 1"),
+    ],
+)  # fmt: skip
+def test_rows_of_livecodebench_that_no_program_could_pass_are_refused(changes, message, tmp_path):
+    path = lcb_file(tmp_path, changes)
+    with pytest.raises(InputError, match=re.escape(f"row 1 of `{path}`: {message}")):
+        LiveCodeBench(LiveCodeBenchConfig(data=str(path), start_date="2025-02-01")).tasks("test")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"private_test_cases": "[{"}, "`private_test_cases` is neither JSON nor packed JSON"),
+        ({"private_test_cases": "AAAA"}, "`private_test_cases` is neither JSON nor packed JSON: private tests cannot"),
+        ({"private_test_cases": packed("[{")}, "`private_test_cases` is neither JSON nor packed JSON"),
+        (private(TEST), "`private_test_cases` must be a list of tests, not {'input'"),
+        (private([{**TEST, "output": [2]}]), "output of test 0 of `private_test_cases` must be text, not [2]"),
+        (
+            {"private_test_cases": "[]", "public_test_cases": "[]"},
+            "`public_test_cases` and `private_test_cases` hold no test",
+        ),
+    ],
+)  # fmt: skip
+def test_private_tests_are_looked_at_before_anything_is_asked(changes, message, tmp_path):
+    path = lcb_file(tmp_path, changes)
+    tables = {"livecodebench": {"data": str(path)}}
+
+    def none(task):
+        raise AssertionError("a task was posed")
+
+    with pytest.raises(InputError, match=re.escape(f"row `fix_b` of `{path}`: {message}")):
+        run_bench("livecodebench", tmp_path / "out", engine=Says(none), tables=tables)
+    assert not (tmp_path / "out").exists()
+    others = {"livecodebench": {**tables["livecodebench"], "start_date": "2025-03-01"}}
+    assert run_bench("livecodebench", tmp_path / "out", engine=Says(lambda task: ""), tables=others)["samples"] == 1
 
 
 def test_a_date_window_leaves_out_other_contests():

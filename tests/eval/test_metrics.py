@@ -64,6 +64,17 @@ def test_what_was_not_judged_is_no_zero(shard):
     assert found["pass_at_2"] is None  # no task has two judged samples
 
 
+def test_tokens_that_were_not_counted_are_no_zeros(shard):
+    known = shard({"a": [1, 0]}, prompt_tokens=10, completion_tokens=4)
+    unknown = shard({"b": [1]}, prompt_tokens=None, completion_tokens=None)
+    prices = {"prompt": 1.0, "completion": 1.0}
+    found, _ = summarize([known, unknown], 1, prices=prices)
+    assert (found["samples"], found["prompt_tokens"], found["completion_tokens"]) == (3, 20, 8)
+    assert (found["completion_tokens_mean"], found["cost"]) == (4.0, None)
+    none, _ = summarize([unknown], 1, prices=prices)
+    assert [none[key] for key in ("prompt_tokens", "completion_tokens", "completion_tokens_mean", "cost")] == [None] * 4
+
+
 def test_all_right_still_has_an_interval(shard):
     found, _ = summarize([shard({f"t{i}": [1.0] for i in range(10)})], 1)
     low, high = found["success_95"]

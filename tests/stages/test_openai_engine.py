@@ -68,6 +68,44 @@ def test_answers_are_graded_and_tokens_counted(rows, tmp_path, monkeypatch):
     assert "a-key" not in "".join(path.read_text() for path in (tmp_path / "out").glob("*.json"))
 
 
+def said(text, **fields):
+    """Return a reply, and what stands beside its choice."""
+    return {"choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": text}}], **fields}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {}, {"usage": None}, {"usage": {}}, {"usage": []}, {"usage": "much"},
+        *({"usage": {"prompt_tokens": n, "completion_tokens": n}} for n in (None, -1, True, "7", 1 << 40, {})),
+    ],
+)  # fmt: skip
+def test_what_an_endpoint_does_not_count_is_null(fields, rows, tmp_path):
+    prices = tmp_path / "prices.toml"
+    prices.write_text("[m]\nprompt = 1\ncompletion = 1\n")
+    with endpoint(lambda body: said(knows(body), **fields)) as server:
+        found = ask(server, rows(2), tmp_path / "out", prices=str(prices))
+    assert (found["success"], found["samples"]) == (1.0, 2)
+    counts = [found[key] for key in ("prompt_tokens", "completion_tokens", "completion_tokens_mean", "cost")]
+    assert counts == [None] * 4
+    table = table_of(tmp_path / "out")
+    assert [table.column(f"{kind}_tokens").null_count for kind in ("prompt", "completion")] == [2, 2]
+
+
+def test_a_sum_over_turns_is_known_if_each_turn_was_counted(tmp_path):
+    usage = {"prompt_tokens": 5, "completion_tokens": 2}
+
+    def answer(body):
+        return said(CALL, usage=usage) if len(body["messages"]) == 2 else said("Answer: 42")
+
+    with endpoint(answer) as server:
+        found = run_bench(
+            "hle", tmp_path / "out", engine_name="openai", limit=1,
+            tables={"openai": {"base_url": server.url, "model": "m"}, "hle": {"tools": ["calculator"]}},
+        )  # fmt: skip
+    assert (found["turns_mean"], found["prompt_tokens"], found["completion_tokens"]) == (2.0, None, None)
+
+
 def test_what_ends_a_turn_and_what_is_remembered_is_sent(tmp_path):
     def answer(body):
         return CALL if len(server.asked) < 3 else "Answer: 42"
@@ -175,6 +213,7 @@ def test_a_refused_request_fails_alone_and_is_counted(rows, tmp_path):
     table = table_of(tmp_path / "out")
     assert sum("refuses the request" in (error or "") for error in table.column("error").to_pylist()) == 1
     assert table.column("reward").null_count == 1
+    assert sorted(table.column("prompt_tokens").to_pylist()) == [0, 7, 7]  # a refusal reads nothing
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])

@@ -10,6 +10,7 @@ import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 from running import SMALL, as_flags, same_bytes, skyrl
 
@@ -144,6 +145,26 @@ def test_an_overlapped_loop_killed_anywhere_ends_with_the_same_bytes(whole, tmp_
                 time.sleep(0.01)
             process.kill()
         time.sleep(2)  # the trainer sees that its keeper is gone
+    done = skyrl(*command)
+    assert done.returncode == 0, done.stderr
+    assert same_bytes(whole, tmp_path / "run") == []
+
+
+@pytest.mark.slow
+def test_a_loop_that_is_terminated_stops_its_trainer_and_ends_with_the_same_bytes(whole, tmp_path):
+    command = ["loop", "--run", tmp_path / "run", "--steps", 3, "--lag", 1, "--gpus-generate", "cpu",
+               "--gpus-train", "cpu", *as_flags({"rollout": SMALL["rollout"]})]  # fmt: skip
+    program = [sys.executable, "-m", "nanoskyrl_cli.main", *map(str, command)]
+    for step, stage in (("step-000000", "score"), ("step-000000", "train"), ("step-000002", "rollout")):
+        with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
+            while process.poll() is None and not (tmp_path / "run" / step / stage).exists():
+                time.sleep(0.01)
+            started = psutil.Process(process.pid).children(recursive=True)
+            assert any("--follow" in child.cmdline() for child in started)
+            process.terminate()
+            _, said = process.communicate(timeout=60)
+        assert [child for child in started if child.is_running()] == []
+        assert (process.returncode, said.splitlines()[-1]) == (130, "interrupted")
     done = skyrl(*command)
     assert done.returncode == 0, done.stderr
     assert same_bytes(whole, tmp_path / "run") == []

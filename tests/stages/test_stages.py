@@ -1,25 +1,30 @@
 """Each stage on small real shards: what goes in, what comes out, and what is the same when it runs again."""
 
 import json
+import re
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from nanoskyrl.envs.base import Score
-from nanoskyrl.stages.advantage import add_advantages, advantage
+from nanoskyrl.stages.advantage import Models, add_advantages, advantage
+from nanoskyrl.stages.advantage import preview as preview_advantage
 from nanoskyrl.stages.advantage_config import AdvantageConfig
+from nanoskyrl.stages.compare import compare
 from nanoskyrl.stages.errors import ConflictError, InputError, ProofError, SettingsError
 from nanoskyrl.stages.learner import Learner
-from nanoskyrl.stages.manifest import read_manifest
+from nanoskyrl.stages.manifest import Head, open_output, read_manifest
+from nanoskyrl.stages.metrics import MetricsLog, read_metrics
 from nanoskyrl.stages.policy import policy_digest, read_info, resolve_policy
 from nanoskyrl.stages.rollout import RolloutConfig, choose_tasks, prepare, rollout
 from nanoskyrl.stages.score import ScoreConfig, score, score_table, weighted
 from nanoskyrl.stages.shards import read_part, read_parts
+from nanoskyrl.stages.show import headline
 from nanoskyrl.stages.sync import SyncConfig, sync
-from nanoskyrl.stages.train import train
+from nanoskyrl.stages.train import preview, train
 from nanoskyrl.stages.train_config import OptimizerConfig, TrainConfig
-from nanoskyrl.stages.trajectory import check, from_table, row_arrays, schema_of, to_table
+from nanoskyrl.stages.trajectory import check, from_table, list_column, row_arrays, schema_of, to_table
 
 STARTER = resolve_policy("starter")
 SMALL = RolloutConfig(train_batch_size=4, n_samples_per_prompt=4, max_generate_length=32, rows_per_part=8)
@@ -247,6 +252,57 @@ def test_group_statistics_count_trajectories_and_not_rows(group):
     assert [float(a[0]) for a in row_arrays(found.column("advantages"))] == [0.5, 0.5, -0.5]
 
 
+VOCABULARY = json.loads((STARTER / "config.json").read_bytes())["vocab_size"]
+
+
+def with_token(source, target, name, token):
+    """Write shards again, with another token at the end of a list of their sixth row; return that row's id."""
+    made, rows = read_manifest(source), table(source)
+    ids = [row.copy() for row in row_arrays(rows.column(name))]
+    ids[5][-1] = token
+    rows = rows.set_column(rows.column_names.index(name), rows.field(name), list_column(ids, pa.int32()))
+    head = Head(stage=made.stage, settings=made.settings, inputs=made.inputs, policy=made.policy)
+    with open_output(target, head) as out:
+        out.write_part(0, rows)
+        out.finish(rows_in=rows.num_rows)
+    return rows.column("trajectory_id")[5].as_py()
+
+
+@pytest.mark.parametrize(
+    ("name", "token"), [("response_ids", VOCABULARY), ("prompt_ids", -1), ("prompt_ids", 2**31 - 1)]
+)
+def test_a_token_that_the_policy_does_not_know_is_named_before_anything_is_loaded(shards, tmp_path, name, token):
+    place, config = tmp_path / "advantage", TrainConfig()
+    message = f"of `{place}` holds the token {token} in `{name}`, and the vocabulary of `{STARTER}` has {VOCABULARY}"
+    trajectory = with_token(shards / "advantage", place, name, token)
+    for work in (
+        lambda: train(place, tmp_path / "train", config, policy=STARTER),
+        lambda: train([shards / "advantage", place], tmp_path / "train", config, policy=STARTER),
+        lambda: preview(place, config, policy=STARTER),
+        lambda: compare(place, ["grpo", "sapo"], config, policy=STARTER),
+    ):
+        with pytest.raises(InputError, match=re.escape(f"trajectory `{trajectory}` {message}")):
+            work()
+    assert not (tmp_path / "train" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("asked", [{"old_logprobs": "recompute"}, {"ref_logprobs": True}, {"estimator": "gae"}])
+def test_a_token_that_a_model_of_advantage_does_not_know_is_named(shards, tmp_path, asked):
+    trajectory = with_token(shards / "score", tmp_path / "score", "response_ids", VOCABULARY)
+    message = re.escape(f"trajectory `{trajectory}` of `{tmp_path / 'score'}` holds the token {VOCABULARY} in")
+    config = AdvantageConfig(**asked)
+    with pytest.raises(InputError, match=message):
+        advantage(tmp_path / "score", tmp_path / "advantage", config, policy=STARTER, reference=STARTER)
+    with pytest.raises(InputError, match=message):
+        preview_advantage(tmp_path / "score", config, Models(STARTER, STARTER))
+    advantage(tmp_path / "score", tmp_path / "advantage", AdvantageConfig())  # no model is asked
+
+
+def test_the_largest_token_of_the_vocabulary_is_trained_on(shards, tmp_path):
+    with_token(shards / "advantage", tmp_path / "advantage", "response_ids", VOCABULARY - 1)
+    assert preview(tmp_path / "advantage", TrainConfig(), policy=STARTER)["rows"] == 16
+
+
 def test_recomputed_old_logprobs_agree_with_those_recorded_on_policy(shards, tmp_path):
     advantage(shards / "score", tmp_path / "advantage", AdvantageConfig(old_logprobs="recompute"), policy=STARTER)
     found = table(tmp_path / "advantage")
@@ -424,6 +480,23 @@ def test_the_scripted_expert_succeeds_and_its_rows_are_untrainable(tmp_path, env
     assert read_manifest(tmp_path / "a").dropped == {"untrainable": 64}
     with pytest.raises(InputError, match="untrainable"):
         train(tmp_path / "a", tmp_path / "t", TrainConfig(), policy=STARTER)
+
+
+def test_tokens_that_no_engine_counted_are_null_everywhere(tmp_path):
+    config = RolloutConfig(engine="scripted", train_batch_size=2, n_samples_per_prompt=2)
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    manifest = rollout(None, tmp_path / "r", config, log=log)
+    assert table(tmp_path / "r").column("completion_tokens").to_pylist() == [None] * 4
+    (line,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line[f"rollout/{key}"] for key in ("rows", "response_tokens/mean", "response_tokens/total")] == [
+        4, None, None,
+    ]  # fmt: skip
+    assert "1.0 turns and ? sampled tokens each" in headline(manifest, tmp_path / "r")
+    score(tmp_path / "r", tmp_path / "s", ScoreConfig())
+    by_length = AdvantageConfig(overlong_buffer_length=4, overlong_max_length=8)
+    found = add_advantages(table(tmp_path / "s"), by_length)
+    assert found.column("reward").to_pylist() == [1.0] * 4
+    assert found.column("shaped_reward").to_pylist() == [None] * 4  # no length, no punishment for length
 
 
 def test_scripted_actions_come_from_a_file_and_run_out_as_silence(tmp_path):

