@@ -37,8 +37,11 @@ NOBODY = 65534
 LOOK_SECONDS, GRACE_SECONDS = 0.1, 1.0
 # sandlock demands a group beside the user, and then warns that it makes no use of it.
 warnings.filterwarnings("ignore", message="Policy field 'gid'")
-SPARE_MB = 64
-"""Past the kernel's own limit, at which the program learns of it; sandlock's, over all processes, kills in silence."""
+SPARE_MB = 512
+"""Past the kernel's own limit, at which the program learns of it; sandlock's, over all processes, kills in silence.
+
+It counts what is mapped as it hears of it, and where many sandboxes start at once that is too much: with 64 MB to spare
+it killed one in ten programs that only print."""
 
 
 def missing() -> str | None:
