@@ -265,8 +265,6 @@ def ours(
             what, variant, batch, run, learner.forget_gradients, learner.model, lora=bool(learner.lora_rank),
             repeats=repeats, copies=learner.masters.stepped, packed=learner.packed,
         )  # fmt: skip
-    except torch.OutOfMemoryError as error:
-        print(json.dumps({"what": what, "variant": variant, "failed": str(error)[:80]}), flush=True)
     finally:
         logprobs.CHUNK_ELEMENTS |= kept
 
@@ -514,7 +512,10 @@ def main() -> None:
 
         def variant(name: str, work: Callable[[], None]) -> None:
             if given.only is None or re.search(given.only, name):
-                work()
+                try:
+                    work()
+                except torch.OutOfMemoryError as error:
+                    print(json.dumps({"what": given.what, "variant": name, "failed": str(error)[:80]}), flush=True)
 
         if given.what in ("full", "lora"):
             rank = 32 if given.what == "lora" else 0
@@ -531,6 +532,7 @@ def main() -> None:
             for rank in (32, 0):
                 what = f"long, {'LoRA' if rank else 'full'}"
                 variant(f"{what}, plain loop", lambda r=rank, w=what: plain(policy, wide, w, rank=r))
+                variant(f"{what}, trl", lambda r=rank, w=what: trl(policy, wide, w, rank=r))
                 for compile_ in compiled:
                     name = f"ours{', compiled' if compile_ else ''}"
                     variant(f"{what}, {name}", lambda n=name, r=rank, c=compile_, w=what: ours(

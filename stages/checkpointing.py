@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import torch
 from torch.utils.checkpoint import checkpoint
 
 from nanoskyrl.stages.errors import SettingsError
@@ -27,6 +28,9 @@ def keep_less(base: Any, share: float, *, compiled: bool = False) -> None:
             f"a {type(base).__name__} has no layers that can be computed again or compiled one by one",
             hint="Set `train.gradient_checkpointing = 0` and `train.compile = false`",
         )
+    if compiled and not (embedding := base.get_input_embeddings()).weight.requires_grad:
+        # The first layer's states would be without gradient, those of all others with: two programs to compile.
+        embedding.register_forward_hook(_with_gradient)
     count = round(share * len(layers))
     for index, layer in enumerate(layers):
         if (index + 1) * count // len(layers) > index * count // len(layers):  # spread evenly
@@ -36,3 +40,7 @@ def keep_less(base: Any, share: float, *, compiled: bool = False) -> None:
             layer.training = True
         if compiled:
             layer.compile(dynamic=True)
+
+
+def _with_gradient(module: Any, given: Any, states: Any) -> Any:
+    return states.requires_grad_(True) if torch.is_grad_enabled() else states

@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from tiny_models import FAMILIES, rows, tiny_model
+from torch._dynamo.utils import counters
 from torch.nn.functional import log_softmax
 
 from nanoskyrl.algos.off_policy import OffPolicyConfig
@@ -100,6 +102,28 @@ def test_layers_computed_again_change_no_bit(share):
     assert sum(layer.training for layer in model.get_decoder().layers) == round(share * 2)
     for name, gradient in found().items():
         assert torch.equal(gradient, wanted[name]), name
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_all_layers_are_compiled_as_one_program(rank, monkeypatch):
+    plain = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda layer, **given: plain(layer, backend="eager", **given))
+    base = model = tiny_model("qwen2").eval()
+    if rank:
+        model = get_peft_model(base, LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM"))
+    assert prepare_packing(model)
+    ids, mask, select = padded(rows(60))
+
+    def found():
+        return gradients(model, sequence_logprobs(model, ids, mask, temperature=1.0, select=select).logprobs.sum())
+
+    wanted = found()
+    torch.compiler.reset()
+    counters.clear()
+    keep_less(base, 1.0, compiled=True)
+    for name, gradient in found().items():
+        torch.testing.assert_close(gradient, wanted[name])
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 # The loss of a whole mini-batch
