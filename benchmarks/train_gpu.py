@@ -238,6 +238,13 @@ def measure(
 # What is measured
 
 
+def grpo_on(batch: Batch, max_tokens: int = 16384) -> Objective:
+    """Return GRPO's loss on a batch."""
+    algorithm = lookup("algo", "grpo")
+    config = TrainConfig(max_tokens_per_micro_batch=max_tokens)
+    return Objective(algorithm, algorithm.Config(), config, batch.sequences(), 1.0, off_policy=OffPolicyConfig())
+
+
 def ours(
     policy: Path, batch: Batch, what: str, variant: str, *, chunks: bool = True, repeats: int = 5, **settings: Any
 ) -> None:
@@ -247,11 +254,7 @@ def ours(
     config = OptimizerConfig(**{"lora_rank": 0, **settings})
     learner = Learner(config)
     learner.load(policy)
-    algorithm = lookup("algo", "grpo")
-    objective = Objective(
-        algorithm, algorithm.Config(), TrainConfig(max_tokens_per_micro_batch=budget), batch.sequences(), 1.0,
-        off_policy=OffPolicyConfig(),
-    )  # fmt: skip
+    objective = grpo_on(batch, budget)
     rows = list(range(len(batch.prompts)))
 
     def run() -> None:
@@ -399,10 +402,7 @@ def optimizer_step(policy: Path, batch: Batch, **settings: Any) -> None:
     clear()
     learner = Learner(OptimizerConfig(**settings))
     learner.load(policy)
-    algorithm = lookup("algo", "grpo")
-    objective = Objective(
-        algorithm, algorithm.Config(), TrainConfig(), batch.sequences(), 1.0, off_policy=OffPolicyConfig()
-    )
+    objective = grpo_on(batch)
     rows, times = list(range(len(batch.prompts))), []
     train = TrainConfig(**settings, max_tokens_per_micro_batch=batch.tokens)
     shape = learner.model.config.get_text_config().to_dict()
@@ -431,10 +431,7 @@ def saving(policy: Path, batch: Batch, place: Path, **settings: Any) -> None:
     clear()
     learner = Learner(OptimizerConfig(**settings))
     learner.load(policy)
-    algorithm = lookup("algo", "grpo")
-    objective = Objective(
-        algorithm, algorithm.Config(), TrainConfig(), batch.sequences(), 1.0, off_policy=OffPolicyConfig()
-    )
+    objective = grpo_on(batch)
     rows, times = list(range(len(batch.prompts))), dict[str, list[float]]()
     target = place / "saved"
 
@@ -472,10 +469,7 @@ def profile(policy: Path, batch: Batch, **settings: Any) -> None:
 
     learner = Learner(OptimizerConfig(lora_rank=0, **settings))
     learner.load(policy)
-    algorithm = lookup("algo", "grpo")
-    objective = Objective(
-        algorithm, algorithm.Config(), TrainConfig(), batch.sequences(), 1.0, off_policy=OffPolicyConfig()
-    )
+    objective = grpo_on(batch)
     rows = list(range(len(batch.prompts)))
     for _ in range(3):
         learner.accumulate(*Update(objective).watched(learner, rows))

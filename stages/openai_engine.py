@@ -31,9 +31,9 @@ GIVE_UP_AFTER = 8
 OURS_TO_MEND = (401, 403, 404)
 """Status codes that every request would meet: the key, the address or the model's name is wrong."""
 PASSING = (408, 409, 429)
+"""Status codes below 500 that may be gone a little later; the client has tried again by then."""
 PAUSE_SECONDS = 60.0
 """The longest pause before a request is made again, with room to spare."""
-"""Status codes below 500 that may be gone a little later; the client has tried again by then."""
 MOST_TOKENS = 1 << 24
 """Of one request; a larger count is no count, and the sum over an attempt's turns fits its column."""
 REFUSALS_SHOWN = 300
