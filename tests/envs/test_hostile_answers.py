@@ -87,5 +87,5 @@ def test_gpus_are_counted_in_digits_and_hosts_have_few(text):
 @pytest.mark.parametrize("opened", ["open('p').read()", "open('p', 'w').write('x')"])
 @pytest.mark.timeout(60)
 def test_a_program_that_waits_for_a_fifo_meets_its_limit(opened):
-    ran = run_python(f"import os\nos.mkfifo('p')\n{opened}", limits=Limits(seconds=1), backend="sandlock")
+    ran = run_python(f"import os\nos.mkfifo('p')\n{opened}", limits=Limits(seconds=0.3), backend="sandlock")
     assert ran.reason == "timeout"
