@@ -37,8 +37,11 @@ NOBODY = 65534
 LOOK_SECONDS, GRACE_SECONDS = 0.1, 1.0
 # sandlock demands a group beside the user, and then warns that it makes no use of it.
 warnings.filterwarnings("ignore", message="Policy field 'gid'")
-SPARE_MB = 64
-"""Past the kernel's own limit, at which the program learns of it; sandlock's, over all processes, kills in silence."""
+SPARE_MB = 256
+"""Past the kernel's own limit, at which the program learns of it; sandlock's, over all processes, kills in silence.
+
+It counts something of the caller's, too: with 64 it killed one in a hundred of the programs that were started from
+many threads once pyarrow or torch was loaded, with 128 one in some hundreds."""
 
 
 def missing() -> str | None:
@@ -92,10 +95,11 @@ def _fifos_opened(folder: Path, after: float) -> Iterator[None]:
         seconds = after
         while not left.wait(seconds):
             seconds = LOOK_SECONDS
-            for path in folder.rglob("*"):
-                with contextlib.suppress(OSError):
-                    if stat.S_ISFIFO(path.lstat().st_mode):
-                        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+            with contextlib.suppress(OSError):  # a folder that the keeper takes away while we look
+                for path in folder.rglob("*"):
+                    with contextlib.suppress(OSError):
+                        if stat.S_ISFIFO(path.lstat().st_mode):
+                            os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
 
     looking = threading.Thread(target=look, daemon=True)
     looking.start()
