@@ -56,10 +56,20 @@ def missing() -> str | None:
 
 
 def run_python(code: str, stdin: str, files: dict[str, bytes], limits: Limits, folder: Path) -> Ran:
-    """Run a program in the folder; what it writes is discarded."""
+    """Run a program in the folder; what it writes is discarded.
+
+    Killed before it said a word, it is run once more: sandlock counts something of the caller's between fork and exec,
+    and kills now and then what was started from many threads of a large process and had taken nothing yet.
+    """
+    lay_out(folder, code, files)
+    ran = _run_discarding(stdin, limits, folder)
+    silent = ran.reason == "memory" and not ran.stdout and not ran.stderr
+    return _run_discarding(stdin, limits, folder) if silent else ran
+
+
+def _run_discarding(stdin: str, limits: Limits, folder: Path) -> Ran:
     from sandlock import BranchAction
 
-    lay_out(folder, code, files)
     with (
         tempfile.TemporaryDirectory(prefix="skyrl-sandbox-") as storage,
         _fifos_opened(Path(storage), limits.seconds + GRACE_SECONDS),
@@ -95,10 +105,11 @@ def _fifos_opened(folder: Path, after: float) -> Iterator[None]:
         seconds = after
         while not left.wait(seconds):
             seconds = LOOK_SECONDS
-            for path in folder.rglob("*"):
-                with contextlib.suppress(OSError):
-                    if stat.S_ISFIFO(path.lstat().st_mode):
-                        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+            with contextlib.suppress(OSError):  # a folder that the keeper takes away while we look
+                for path in folder.rglob("*"):
+                    with contextlib.suppress(OSError):
+                        if stat.S_ISFIFO(path.lstat().st_mode):
+                            os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
 
     looking = threading.Thread(target=look, daemon=True)
     looking.start()

@@ -80,10 +80,10 @@ def config_class(table: str) -> type | None:
     """Return the dataclass of a table, or None if nothing has that name."""
     if table in CONFIGS:
         return load_attribute(CONFIGS[table], what="settings")
-    for kind in ("env", "bench", "algo", "engine"):
-        if table in BUILTIN[kind] or ":" in table or table in entry_points(kind):
-            return getattr(lookup(kind, table), "Config", None)
-    return None
+    kinds = ("env", "bench", "algo", "engine")
+    kind = next((kind for kind in kinds if table in BUILTIN[kind] or ":" in table), None)
+    kind = kind or next((kind for kind in kinds if table in entry_points(kind)), None)
+    return getattr(lookup(kind, table), "Config", None) if kind else None
 
 
 def tables() -> list[str]:

@@ -98,8 +98,9 @@ def lookup(kind: str, name: str) -> Any:
         SettingsError: no such name, or its module does not import, or lacks the attribute.
     """
     kinds = ("env", "bench") if kind == "env" else (kind,)
-    known = (offered.get(name) for one in kinds for offered in (BUILTIN[one], entry_points(one)))
-    target = next(filter(None, known), None) or (name if ":" in name else None)
+    target = next((BUILTIN[one][name] for one in kinds if name in BUILTIN[one]), name if ":" in name else None)
+    if target is None:  # last, because this reads a file of every installed package
+        target = next((offered[name] for offered in map(entry_points, kinds) if name in offered), None)
     if target is None:
         raise SettingsError(
             f"unknown {kind} `{name}`",

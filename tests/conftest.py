@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,12 @@ def group(make_trajectory: Callable[..., Trajectory]) -> Callable[..., list[Traj
         ]  # fmt: skip
 
     return make
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Run folders of tests in two processes; single files, and what is marked, in this one, which starts sooner."""
+    folders = all(Path(argument).is_dir() for argument in config.args)
+    return 2 if folders and config.option.markexpr in config.getini("addopts") else 0
 
 
 def pytest_terminal_summary(terminalreporter):

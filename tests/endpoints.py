@@ -68,5 +68,5 @@ def endpoint(answer: Answer, *, delay_seconds: float = 0.0) -> Iterator[Endpoint
     try:
         yield found
     finally:
-        server.should_exit = True
+        server.should_exit = server.force_exit = True  # clients keep connections open, which it would wait for
         thread.join(10)

@@ -19,6 +19,7 @@ from nanoskyrl.stages.registry import ALGOS, lookup
 
 ALL = [lookup("algo", name) for name in ALGOS]
 every = pytest.mark.parametrize("algorithm", ALL, ids=lambda algorithm: algorithm.name)
+EXAMPLES = 40  # for each of eleven algorithms, which share most of their code
 REDUCED = ["token_mean", "sequence_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"]
 NAN, INF = float("nan"), float("inf")
 TOKENS = st.tuples(st.floats(-8, 0), st.floats(-5, 5), st.booleans())  # log-prob, advantage, whether it is trained
@@ -292,7 +293,7 @@ def one_advantage_a_row(algorithm, advantages, mask):
 
 
 @every
-@settings(deadline=None)
+@settings(deadline=None, max_examples=EXAMPLES)
 @given(
     rows=st.lists(st.lists(TOKENS, min_size=4, max_size=4), min_size=1, max_size=3),
     loss_reduction=st.sampled_from(REDUCED),
@@ -310,7 +311,7 @@ def test_cispo_whose_bounds_leave_1_out_is_not_reinforce():
 
 
 @every
-@settings(deadline=None)
+@settings(deadline=None, max_examples=EXAMPLES)
 @given(
     rows=st.lists(
         st.lists(NEAR, min_size=5, max_size=5),
@@ -339,7 +340,7 @@ def _off_the_bounds(algorithm):
 
 
 @every
-@settings(deadline=None)
+@settings(deadline=None, max_examples=EXAMPLES)
 @given(
     rows=st.lists(
         st.lists(FAR, min_size=4, max_size=4),
@@ -415,7 +416,7 @@ def test_a_missing_log_prob_behind_the_mask_leaves_a_finite_loss(algorithm):
 
 
 @every
-@settings(deadline=None)
+@settings(deadline=None, max_examples=EXAMPLES)
 @given(
     garbage=st.lists(st.sampled_from([NAN, INF, -INF, 99.0, -99.0, 1e30]), min_size=9, max_size=9),
     loss_reduction=st.sampled_from(REDUCED),

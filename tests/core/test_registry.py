@@ -1,5 +1,6 @@
 import pytest
 
+from nanoskyrl.stages.config import config_class
 from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.registry import BUILTIN, load_attribute, lookup, names
 
@@ -54,6 +55,19 @@ def test_an_installed_package_adds_a_name(plug_in):
 def test_an_installed_package_cannot_take_a_built_in_name(plug_in):
     assert not hasattr(lookup("env", "text_math"), "doors")
     assert names("env").count("text_math") == 1
+
+
+def test_a_name_that_is_built_in_or_a_module_reads_no_installed_package(plug_in, monkeypatch):
+    def read(**_):
+        raise AssertionError("reads a file of every package")
+
+    monkeypatch.setattr("importlib.metadata.entry_points", read)
+    assert lookup("algo", "sapo").name == "sapo"
+    assert lookup("env", "gsm8k") is not None
+    assert lookup("env", "labyrinth:Maze").doors == 4
+    assert config_class("sapo") is not None
+    with pytest.raises(AssertionError):
+        lookup("env", "maze")
 
 
 def test_a_missing_attribute_gets_a_suggestion(plug_in):

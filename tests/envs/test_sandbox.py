@@ -16,7 +16,7 @@ import pytest
 from attacks import ATTACKS, CONTROL, EXHAUSTION, MAY_LACK, SIGNALS
 
 from nanoskyrl.envs import sandbox
-from nanoskyrl.envs.sandbox import Limits, PythonSession, available, run_command, run_python
+from nanoskyrl.envs.sandbox import Limits, PythonSession, Ran, available, run_command, run_python
 from nanoskyrl.stages.errors import SandboxError, SettingsError
 
 LIMITS = Limits(seconds=0.5, memory_mb=256)
@@ -277,17 +277,18 @@ def test_sessions_do_not_see_each_other():
 
 @pytest.mark.parametrize("backend", ALL)
 def test_programs_run_from_many_threads_at_once(backend):
-    found: list[str] = []
+    found: dict[int, Ran] = {}
 
     def run(i: int) -> None:
-        found.append(run_python(f"print({i})", backend=backend, limits=ROOMY).stdout)
+        for j in range(i, 48, 12):
+            found[j] = run_python(f"print({j})", backend=backend, limits=ROOMY)
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(12)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(found) == sorted(f"{i}\n" for i in range(12))
+    assert found == {i: Ran(True, f"{i}\n", "", None) for i in range(48)}
 
 
 def test_a_sandbox_that_does_not_work_is_an_error_and_no_verdict(monkeypatch):

@@ -6,8 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import cache
 
 import pytest
+from killing import kill_at
 from running import ROOT, SMALL, as_flags, same_bytes, skyrl
 
 from nanoskyrl.stages.config import merge
@@ -29,6 +31,19 @@ def whole(tmp_path_factory):
     return root
 
 
+@pytest.fixture(scope="module")
+def lagged(tmp_path_factory):
+    """Return four steps of the loop by their lag, each made once."""
+
+    @cache
+    def run_of(lag):
+        run = Run(tmp_path_factory.mktemp("lagged") / "run")
+        loop(run, merge(SMALL, {"run": {"lag": lag}, "loop": {"steps": 4}}))
+        return run
+
+    return run_of
+
+
 def test_stages_by_hand_give_the_bytes_of_the_loop(whole, tmp_path):
     for _ in range(2):
         for stage in STAGES:
@@ -43,11 +58,10 @@ def test_a_loop_that_is_done_does_nothing_more(whole):
     assert (whole / "metrics.jsonl").read_text().count('"stage": "train"') == before
 
 
-def test_a_longer_loop_goes_on_from_a_shorter_one_with_the_bytes_of_one_unbroken(whole, tmp_path):
+def test_a_longer_loop_goes_on_from_a_shorter_one_with_the_bytes_of_one_unbroken(whole, lagged, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
-    loop(Run(tmp_path / "run"), merge(SMALL, {"loop": {"steps": 3}}))
-    loop(Run(tmp_path / "three"), merge(SMALL, {"loop": {"steps": 3}}))
-    assert same_bytes(tmp_path / "run", tmp_path / "three") == []
+    loop(Run(tmp_path / "run"), merge(SMALL, {"loop": {"steps": 4}}))
+    assert same_bytes(tmp_path / "run", lagged(0).root) == []
 
 
 @pytest.mark.parametrize(
@@ -79,9 +93,8 @@ def test_another_seed_gives_another_run(whole, tmp_path):
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
-def test_step_k_samples_from_policy_k_minus_lag(tmp_path, lag):
-    run = Run(tmp_path / "run")
-    loop(run, merge(SMALL, {"run": {"lag": lag}, "loop": {"steps": 4}}))
+def test_step_k_samples_from_policy_k_minus_lag(lagged, lag):
+    run = lagged(lag)
     for step in range(4):
         rollout, train = run.stage(step, "rollout"), run.stage(step, "train")
         versions = {
@@ -93,12 +106,8 @@ def test_step_k_samples_from_policy_k_minus_lag(tmp_path, lag):
     assert verify(run.root).holds
 
 
-def test_lag_changes_what_is_sampled_and_ratios_show_it(tmp_path):
-    for lag in (0, 2):
-        loop(Run(tmp_path / str(lag)), merge(SMALL, {"run": {"lag": lag}, "loop": {"steps": 4}}))
-    ratios = [
-        latest(read_metrics(tmp_path / str(lag) / "metrics.jsonl"), "train")[3]["train/ratio/max"] for lag in (0, 2)
-    ]
+def test_lag_changes_what_is_sampled_and_ratios_show_it(lagged):
+    ratios = [latest(read_metrics(lagged(lag).metrics), "train")[3]["train/ratio/max"] for lag in (0, 2)]
     assert ratios[0] == pytest.approx(1.0, abs=1e-3)
     assert ratios[1] > 1.01
 
@@ -140,38 +149,10 @@ def test_verify_finds_one_changed_byte(whole, tmp_path, what):
     assert not verify(tmp_path / "run").holds
 
 
-KILLER = """
-import os, signal, sys
-from pathlib import Path
-import nanoskyrl.stages.storage as storage
-
-# Dies in the middle of putting a file in place: it is written and synced, and not yet renamed.
-stage, count = sys.argv[1], int(sys.argv[2])
-real, seen = Path.replace, 0
-def replace(self, target):
-    global seen
-    if f"/{stage}/" in str(target):
-        seen += 1
-        if seen == count:
-            os.kill(os.getpid(), signal.SIGKILL)
-    return real(self, target)
-Path.replace = replace
-from nanoskyrl_cli.main import run
-sys.exit(run(sys.argv[3:]))
-"""
-
-
 def test_a_run_killed_in_every_stage_ends_with_the_bytes_of_an_unbroken_one(whole, tmp_path):
     command = ["loop", "--run", tmp_path / "killed", "--steps", 2, *as_flags({"rollout": SMALL["rollout"]})]
-    # The n-th file that a stage puts in place: 1 is started.json, then come parts, then the manifest.
     for stage, count in (("rollout", 3), ("score", 2), ("advantage", 4), ("train", 3), ("sync", 2), ("train", 1)):
-        killed = subprocess.run(
-            [sys.executable, "-c", KILLER, stage, str(count), *map(str, command)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        assert kill_at(stage, count, command) == -signal.SIGKILL
         assert not is_finished(tmp_path / "killed" / "step-000001" / "sync")
     done = skyrl(*command)
     assert done.returncode == 0, done.stderr

@@ -157,11 +157,14 @@ def test_a_server_that_was_restarted_is_given_the_policy_before_it_is_asked_agai
     engine.verify()
 
 
-def test_a_request_that_fails_again_and_again_fails_alone(fake, engine):
-    fake.spoil = ["500"] * 5
+def test_a_request_that_fails_again_and_again_fails_alone(fake):
+    engine = engine_for(fake, tries=3)
+    engine.load(STARTER)
+    fake.spoil = ["500"] * 3
     (failed,) = ask(engine, 1)
     assert "EngineDeadError" in failed.error
     assert ask(engine, 1)[0].error is None
+    engine.close()
 
 
 def test_a_refused_request_is_not_asked_again(fake, engine):
@@ -184,7 +187,7 @@ def test_a_group_stays_on_one_server_and_groups_are_spread():
 
 def test_when_one_server_is_lost_the_others_go_on():
     fakes = [Fake(), Fake()]
-    engine = engine_for(*fakes)
+    engine = engine_for(*fakes, start_seconds=1.0)
     engine.load(STARTER)
     engine._servers[0].client.url = "http://127.0.0.1:9"
     assert [one.token_ids for one in ask(engine, 16, groups=4)] == [[i, 2] for i in range(16)]
@@ -192,10 +195,13 @@ def test_when_one_server_is_lost_the_others_go_on():
     engine.close()
 
 
-def test_without_any_server_left_the_error_says_why(fake, engine):
+def test_without_any_server_left_the_error_says_why(fake):
+    engine = engine_for(fake, start_seconds=1.0)
+    engine.load(STARTER)
     engine._servers[0].client.url = "http://127.0.0.1:9"
-    with pytest.raises(EngineError, match=r"no vLLM server is left: .*does not answer after 2 seconds"):
+    with pytest.raises(EngineError, match=r"no vLLM server is left: .*does not answer after 1 seconds"):
         ask(engine, 1)
+    engine.close()
 
 
 @pytest.mark.parametrize(("digest", "loads"), [("e" * 64, 0), (DIGEST, 7)])
