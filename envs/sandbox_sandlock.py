@@ -38,10 +38,7 @@ LOOK_SECONDS, GRACE_SECONDS = 0.1, 1.0
 # sandlock demands a group beside the user, and then warns that it makes no use of it.
 warnings.filterwarnings("ignore", message="Policy field 'gid'")
 SPARE_MB = 512
-"""Past the kernel's own limit, at which the program learns of it; sandlock's, over all processes, kills in silence.
-
-It counts what is mapped as it hears of it, and where many sandboxes start at once that is too much: with 64 MB to spare
-it killed one in ten programs that only print."""
+"""Past the kernel's own limit, at which the program learns of it; sandlock's, over all processes, kills in silence."""
 
 
 def missing() -> str | None:
@@ -58,8 +55,9 @@ def missing() -> str | None:
 def run_python(code: str, stdin: str, files: dict[str, bytes], limits: Limits, folder: Path) -> Ran:
     """Run a program in the folder; what it writes is discarded.
 
-    Killed before it said a word, it is run once more: sandlock counts something of the caller's between fork and exec,
-    and kills now and then what was started from many threads of a large process and had taken nothing yet.
+    Killed before it said a word, it is run once more. Where many threads start sandboxes on a busy machine, sandlock
+    0.9 kills some programs that do nothing but print: seen in 0 to 8 of 100, fewer with a larger `SPARE_MB`, why is not
+    known. That must not be a verdict about the program.
     """
     lay_out(folder, code, files)
     ran = _run_discarding(stdin, limits, folder)
