@@ -25,6 +25,18 @@ from nanoskyrl.stages.train_config import rank_or_default, strategy_or_default
 from nanoskyrl.stages.vllm_client import choose_servers, kv_cache_bytes
 from nanoskyrl.stages.vllm_config import VllmConfig
 
+TRAINING_HINT = (
+    "Lower `train.max_tokens_per_micro_batch`, raise `train.gradient_checkpointing` to 1, "
+    "train with `train.lora_rank`, or spread it with `--gpus-train`"
+)
+GENERATION_HINT = "Lower `vllm.kv_cache_gib`, `vllm.servers_per_gpu` or `vllm.gpu_memory`"
+HINTS = {
+    "training": TRAINING_HINT,
+    "generation": GENERATION_HINT,
+    "generation and training": f"{TRAINING_HINT}. {GENERATION_HINT}",
+}
+"""What to do where a half does not fit."""
+
 
 def plan(run: Run, settings: Settings) -> dict[str, Any]:
     """Return the next step, its policy, how it is trained, where, and estimates of memory.
@@ -105,20 +117,18 @@ def _refuse_what_cannot_fit(
     place: Placement | None, gpus: list[tuple[str, int]], machine: int, generating: Memory, training: Memory
 ) -> None:
     """Raise SettingsError where even the estimate is more than there is."""
-    turns = place is None or not place.apart
-    on_gpu = bool(gpus) and (place is None or bool(place.train))
-    there = min((memory for _, memory in gpus), default=machine) if on_gpu else machine
-    # Taking turns on named GPUs, each half is stopped for the other; in one process both stay.
-    wanted = {"training": training.total, "generation": generating.total}
-    if (place is None and turns) or not on_gpu:
-        wanted = {"generation and training": generating.total + training.total}
-    for name, size in wanted.items():
+    gpu = min((memory for _, memory in gpus), default=machine)
+    if place is not None and (place.generate or place.train):
+        # Taking turns on the same GPUs, each half is stopped for the other.
+        wanted = {
+            "training": (training.total, gpu if place.train else machine),
+            "generation": (generating.total, gpu if place.generate else machine),
+        }
+    else:  # in one process, or side by side on the CPU
+        wanted = {"generation and training": (Bytes(generating.total + training.total), gpu if not place else machine)}
+    for name, (size, there) in wanted.items():
         if size > there:
-            raise SettingsError(
-                f"{name} would take about {Bytes(size)}, and there are {Bytes(there)}",
-                hint="Lower `train.max_tokens_per_micro_batch`, raise `train.gradient_checkpointing` to 1, train with "
-                "`train.lora_rank`, or spread it with `--gpus-train`",
-            )
+            raise SettingsError(f"{name} would take about {size}, and there are {Bytes(there)}", hint=HINTS[name])
 
 
 def _check_there(place: Placement, count: int) -> None:

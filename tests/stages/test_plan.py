@@ -51,6 +51,18 @@ def test_what_cannot_fit_is_refused_with_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(SettingsError, match=r"training would take about .*, and there are 1\.0 MiB") as found:
         plan(Run(tmp_path), {"loop": {"gpus_generate": "0", "gpus_train": "1"}})
     assert "max_tokens_per_micro_batch" in str(found.value.hint)
+    monkeypatch.setattr(plan_module, "_gpus", lambda: [("H100", 80 * GIB)] * 2)
+    monkeypatch.setattr(vllm_client, "driver_lines", lambda: [f"NVIDIA H100, 580, {80 << 10} MiB"] * 2)
+    settings = {"rollout": {"engine": "vllm"}, "vllm": {"servers_per_gpu": 2, "kv_cache_gib": 50.0}}
+    with pytest.raises(SettingsError, match=r"generation would take about 105\.00 GiB") as found:
+        plan(Run(tmp_path), settings | {"loop": {"gpus_generate": "0", "gpus_train": "1"}})
+    assert "kv_cache_gib" in str(found.value.hint)
+    halves = {"gpus_generate": "0", "gpus_train": "cpu"}
+    with pytest.raises(SettingsError, match=r"generation would take .*, and there are 80\.00 GiB"):
+        plan(Run(tmp_path), settings | {"loop": halves})
+    with pytest.raises(SettingsError, match="generation and training would take") as found:
+        plan(Run(tmp_path), settings)
+    assert "kv_cache_gib" in str(found.value.hint)
 
 
 def test_memory_of_training_is_weights_states_and_activations():
