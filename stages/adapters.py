@@ -7,24 +7,27 @@ import torch
 
 from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.policy import read_info
-from nanoskyrl.stages.train_config import OptimizerConfig, rank_or_default
+from nanoskyrl.stages.train_config import DEFAULT_LORA_ALPHA, OptimizerConfig, rank_or_default
 
 
-def rank_of(model: Any, asked: int | None, parameters: int) -> int:
+def rank_of(model: Any, config: OptimizerConfig, parameters: int) -> int:
     """Return the rank of the adapters that are, or are to be, on the model; 0 for none.
 
     Raises:
-        SettingsError: it has adapters of another rank than is asked for.
+        SettingsError: it has adapters of another rank or scale than is asked for.
     """
     if hasattr(model, "peft_config"):
-        found = model.peft_config["default"].r
-        if asked is not None and asked != found:
-            raise SettingsError(
-                f"the policy has adapters of rank {found}, and `train.lora_rank` is {asked}",
-                hint="Go on with its rank, or begin another run",
-            )
-        return found
-    return rank_or_default(asked, parameters)
+        found = model.peft_config["default"]
+        for name, has, asked in (
+            ("rank", found.r, config.lora_rank), ("alpha", found.lora_alpha, config.lora_alpha),
+        ):  # fmt: skip
+            if asked is not None and asked != has:
+                raise SettingsError(
+                    f"the policy has adapters of {name} {has}, and `train.lora_{name}` is {asked}",
+                    hint=f"Go on with its {name}, or begin another run",
+                )
+        return found.r
+    return rank_or_default(config.lora_rank, parameters)
 
 
 def with_adapters(model: Any, policy: Path, config: OptimizerConfig, rank: int, seed: int) -> Any:
@@ -57,7 +60,8 @@ def with_adapters(model: Any, policy: Path, config: OptimizerConfig, rank: int, 
             hint="Give less than that, such as 16, or train the whole model with 0",
         )
     torch.manual_seed(seed)
-    settings = LoraConfig(r=rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+    alpha = config.lora_alpha if config.lora_alpha is not None else DEFAULT_LORA_ALPHA
+    settings = LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
     # In the base's type: products in float32 would cost more than all other work of the adapters. The optimizer
     # steps float32 copies.
     model = get_peft_model(model, settings, autocast_adapter_dtype=False)

@@ -24,7 +24,7 @@ from nanoskyrl.stages.errors import EngineError, InputError, SettingsError
 from nanoskyrl.stages.hf_engine import pick_device, pick_dtype
 from nanoskyrl.stages.kv_cache import without_wrapper
 from nanoskyrl.stages.logprobs import Head, TokenStatistics, sequence_logprobs
-from nanoskyrl.stages.optim import Masters, make_optimizer
+from nanoskyrl.stages.optim import Masters, make_optimizer, use_settings
 from nanoskyrl.stages.packing import prepare_packing
 from nanoskyrl.stages.parallel import accelerator_of, device_of, join, strategy_of
 from nanoskyrl.stages.policy import (
@@ -139,7 +139,7 @@ class Learner:
         assert self.critic_config is not None
         if self.critic_config.lr is not None:
             return self.critic_config.lr
-        return self.lr * (CRITIC_LR_FACTOR if self.critic.backbone is not None else 1)
+        return self.lr * (CRITIC_LR_FACTOR if self._bare(self.critic).backbone is not None else 1)
 
     @property
     def value_loss_coef(self) -> float:
@@ -148,7 +148,7 @@ class Learner:
         assert self.critic_config is not None
         if self.critic_config.value_loss_coef is not None:
             return self.critic_config.value_loss_coef
-        return 1.0 if self.critic.backbone is not None else 0.1
+        return 1.0 if self._bare(self.critic).backbone is not None else 0.1
 
     @property
     def dtype(self) -> str:
@@ -183,7 +183,7 @@ class Learner:
         found = count_parameters(find_base(policy) if is_adapter(policy) else policy)
         self.parameters = found or sum(p.numel() for p in model.parameters())
         self.packed = self.config.packing and prepare_packing(model)
-        self.lora_rank = rank_of(model, self.config.lora_rank, self.parameters)
+        self.lora_rank = rank_of(model, self.config, self.parameters)
         if self.config.quantization is not None and not self.lora_rank:
             raise SettingsError(
                 f"`train.quantization` is {self.config.quantization}, and no adapters are trained",
@@ -248,23 +248,23 @@ class Learner:
         return share if share is not None else float(self.parameters >= FULL_BELOW)
 
     def _load_state(self, state: Path) -> None:
+        """Go on from a state; rates, decays and schedules are those of the settings, not those it was made with."""
         try:
-            if self._with_deepspeed:
-                # Not strictly: weights that do not learn are not in it.
-                found, _ = self._module.load_checkpoint(
-                    str(state), tag=DEEPSPEED_TAG, load_module_strict=False, load_lr_scheduler_states=False
-                )
-                if found is None:
-                    raise FileNotFoundError(state)
             saved = torch.load(state / STATE_FILE, map_location=self.device, weights_only=True)
+            self._check_made_alike(saved, state)
+            if self._with_deepspeed:
+                self._load_deepspeed(state)
             self._scheduler.load_state_dict(saved["scheduler"])
             if self._with_deepspeed:
+                use_settings(self._scheduler, self.lr, self.config)
                 return
             self._optimizer.load_state_dict(saved["optimizer"])
+            use_settings(self._scheduler, self.lr, self.config)
             self.masters.load_state(saved.get("masters", ()))
             if self.critic is not None and "critic_optimizer" in saved:
                 self._critic_optimizer.load_state_dict(saved["critic_optimizer"])
                 self._critic_scheduler.load_state_dict(saved["critic_scheduler"])
+                use_settings(self._critic_scheduler, self._critic_lr, self.config)
         except FileNotFoundError as error:
             raise InputError(
                 f"`{state}` has been pruned", hint="Train from the newest step, or keep more with `loop.keep_states`"
@@ -274,6 +274,31 @@ class Learner:
                 f"the optimizer's state in `{state}` does not fit: {' '.join(str(error).split())[:200]}",
                 hint="Train with the settings it was made with",
             ) from error
+
+    def _check_made_alike(self, saved: dict[str, Any], state: Path) -> None:
+        """Raise SettingsError if processes shared the state in another way: only as many can take it up again."""
+        # Without DeepSpeed every process holds all of it.
+        ours = (self.strategy, self.world.size) if self._with_deepspeed else ("ddp", 1)
+        theirs = tuple(saved.get("shared", ours))
+        if theirs != ours:
+            words = [f"{name} on {count} process{'es' * (count != 1)}" for name, count in (theirs, ours)]
+            raise SettingsError(
+                f"the optimizer's state in `{state}` was left by {words[0]}, and this is {words[1]}",
+                hint=f"Go on with `train.strategy = {theirs[0]}`"
+                + (f" and `--num-processes {theirs[1]}`" if theirs[0] != "ddp" else "")
+                + ", or begin another run with this policy",
+            )
+
+    def _load_deepspeed(self, state: Path) -> None:
+        try:
+            # Not strictly: weights that do not learn are not in it.
+            found, _ = self._module.load_checkpoint(
+                str(state), tag=DEEPSPEED_TAG, load_module_strict=False, load_lr_scheduler_states=False
+            )
+        except Exception as error:  # assertions and errors of its own
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        if found is None:
+            raise FileNotFoundError(state)
 
     def micro_batches(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> Iterator[MicroBatch | None]:
         """Yield this process's micro-batches of these rows; None: the others have one more."""
@@ -491,7 +516,10 @@ class Learner:
 
     def _save_state(self, state: Path) -> None:
         make_directory(state)
-        kept = {"scheduler": self._scheduler.state_dict()}
+        kept: dict[str, Any] = {
+            "scheduler": self._scheduler.state_dict(),
+            "shared": (self.strategy, self.world.size) if self._with_deepspeed else ("ddp", 1),
+        }
         if self._with_deepspeed:
             with without_checksums():
                 self._module.save_checkpoint(str(state), tag=DEEPSPEED_TAG, exclude_frozen_parameters=True)

@@ -98,3 +98,19 @@ def make_optimizer(parameters: Sequence[Any], lr: float, config: OptimizerConfig
             hint="Check the name, and `train.lr_decay_steps`",
         ) from error
     return optimizer, scheduler
+
+
+def use_settings(scheduler: Any, lr: float, config: OptimizerConfig) -> None:
+    """Let an optimizer whose state was loaded go on with these settings: its state holds those it was made with.
+
+    Args:
+        scheduler: Of the optimizer; where it stands in its schedule stays.
+        lr: The peak learning rate.
+        config: Decays.
+    """
+    optimizer = scheduler.optimizer
+    scheduler.base_lrs = [lr] * len(optimizer.param_groups)
+    rates = [lr * factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group |= {"lr": rate, "initial_lr": lr, "betas": config.adam_betas, "weight_decay": config.weight_decay}
+    scheduler._last_lr = rates

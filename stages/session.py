@@ -338,6 +338,11 @@ class Session:
         """Return the optimizer's state that belongs to a policy; None if no train of this run made it."""
         made = self.run.stage(step - 1, "train")
         if not is_finished(made):
+            if policy == self.run.policy(step):
+                raise InputError(
+                    f"`{policy}` was made by `{made}`, which is not finished: there is no state to go on from",
+                    hint=f"Train it again: `skyrl train --run {self.run.root} {self.run.stage(step - 1, 'advantage')}`",
+                )
             return None
         manifest = read_manifest(made)
         if manifest.facts.get("policy") == policy_digest(policy):

@@ -82,7 +82,7 @@ def train(
         inputs={**sources.digests, **({"state": _state_of(state)} if state else {})},
         policy=policy_digest(policy),
     )
-    table, objective, tokens, age = None, None, [], {}
+    table, objective, learner, tokens, age = None, None, None, [], {}
     if world.broadcast(force or not is_finished(output)):
         # Before an old output is cleared: what is to replace it can be made.
         with watch("read"):
@@ -92,12 +92,12 @@ def train(
             raise InputError(
                 f"`{state}` has been pruned", hint="Train the newest step, or keep more with `loop.keep_states`"
             )
-    with world.if_main(open_output(output, head, force=force, keep_parts=False)) as out:
-        if world.broadcast(out is not None and out.manifest is not None) or table is None:
-            return (out and out.manifest) or read_manifest(output)
         with watch("load"):
             learner = engine or recipe.learner()
             learner.load(policy, state, seed=derive_seed(seed, "adapters") % 2**32)
+    with world.if_main(open_output(output, head, force=force, keep_parts=False)) as out:
+        if world.broadcast(out is not None and out.manifest is not None) or table is None or learner is None:
+            return (out and out.manifest) or read_manifest(output)
         if objective is None:
             with watch("passes"):
                 objective = recipe.objective(table, old_logprobs_of(table, learner, config))

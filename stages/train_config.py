@@ -11,7 +11,7 @@ EMPTY_ROWS = ("count", "exclude")
 BACKBONES = ("own", "shared")
 FULL_BELOW = 50_000_000
 """Parameters under which the whole model is trained unless told otherwise."""
-DEFAULT_LORA_RANK = 32
+DEFAULT_LORA_RANK, DEFAULT_LORA_ALPHA = 32, 64
 ZERO_BUCKET = 50_000_000
 """Numbers that DeepSpeed exchanges at once; it holds two such buffers whatever the size of the model."""
 RANGES = {
@@ -48,8 +48,8 @@ class OptimizerConfig:
     """Gradients are scaled down to this norm."""
     lora_rank: int | None = None
     """0 trains the whole model; None: 0 under 50 M parameters, else 32."""
-    lora_alpha: int = 64
-    """Adapters are scaled by this over their rank."""
+    lora_alpha: int | None = None
+    """Adapters are scaled by this over their rank; None: as the policy's adapters are, 64 for new ones."""
     quantization: str | None = None
     """nf4 holds the base of adapters in 4 bits a weight, as QLoRA does; needs a GPU. None: as it is."""
     optimizer: str = "adamw"

@@ -11,7 +11,7 @@ from tiny_models import rows
 
 from nanoskyrl.algos.off_policy import OffPolicyConfig
 from nanoskyrl.stages.config import merge
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.learner import Learner
 from nanoskyrl.stages.loop import LoopConfig, loop
 from nanoskyrl.stages.manifest import read_manifest
@@ -78,6 +78,73 @@ def test_a_learner_that_stopped_goes_on_with_the_same_bits(tmp_path, settings):
     moved = Learner(config)
     moved.load(STARTER, seed=3)
     assert not all(torch.equal(a, b) for a, b in zip(unbroken.masters.stepped, moved.masters.stepped, strict=True))
+
+
+def left_behind(place):
+    """Train the starter policy once, save it, and return what a learner with other settings goes on from."""
+    learner = Learner(OptimizerConfig(lr=1e-3, lora_rank=4))
+    learner.load(STARTER, seed=3)
+    update(learner)
+    learner.save(place / "policy", place / "state", [1, 2, 3])
+    return place / "policy", place / "state"
+
+
+def test_what_goes_on_from_a_state_goes_by_its_own_settings(tmp_path):
+    start = left_behind(tmp_path)
+    ends = {}
+    for name, settings in {
+        "as before": {}, "rate": {"lr": 1e-2}, "decay": {"weight_decay": 0.5}, "betas": {"adam_betas": (0.5, 0.6)},
+        "warm-up": {"lr_warmup_steps": 100}, "schedule": {"lr_scheduler": "linear", "lr_decay_steps": 2},
+    }.items():  # fmt: skip
+        learner = Learner(OptimizerConfig(**{"lr": 1e-3, **settings}))
+        learner.load(*start, seed=3)
+        done = update(learner)
+        ends[name] = torch.cat([p.flatten() for p in learner.masters.stepped]), done.lr
+    assert {name: rate for name, (_, rate) in ends.items()} == pytest.approx(
+        {"as before": 1e-3, "rate": 1e-2, "decay": 1e-3, "betas": 1e-3, "warm-up": 1e-5, "schedule": 5e-4}
+    )
+    for name, (weights, _) in ends.items():
+        assert name == "as before" or not torch.equal(weights, ends["as before"][0]), name
+
+
+def test_adapters_of_another_scale_are_refused(tmp_path):
+    policy, state = left_behind(tmp_path)
+    with pytest.raises(SettingsError, match=r"adapters of alpha 64, and `train.lora_alpha` is 8"):
+        Learner(OptimizerConfig(lora_alpha=8)).load(policy, state)
+
+
+def test_a_state_that_other_processes_shared_is_refused(tmp_path):
+    policy, state = left_behind(tmp_path)
+    saved = torch.load(state / "optimizer.pt", weights_only=True)
+    torch.save(saved | {"shared": ("zero2", 2)}, state / "optimizer.pt")
+    with pytest.raises(SettingsError, match="left by zero2 on 2 processes, and this is ddp on 1 process") as found:
+        Learner(OptimizerConfig()).load(policy, state)
+    assert "`train.strategy = zero2` and `--num-processes 2`" in str(found.value.hint)
+
+
+def trained_twice(place):
+    session = Session(Run(place), SMALL)
+    for step in range(2):
+        for stage in ("rollout", "score", "advantage", "train", "sync"):
+            getattr(session, stage)(step)
+    for stage in ("rollout", "score", "advantage"):
+        getattr(session, stage)(2)
+    return session
+
+
+def test_training_that_fails_leaves_the_old_output_and_what_follows_an_unfinished_one_is_refused(tmp_path):
+    session = trained_twice(tmp_path / "run")
+    made = session.run.stage(1, "train")
+    before = read_manifest(made).to_bytes()
+    wrong = Session(session.run, merge(SMALL, {"train": {"lr_scheduler": "nope"}}))
+    with pytest.raises(SettingsError, match="nope"):
+        wrong.train(1, force=True)
+    assert read_manifest(made).to_bytes() == before
+    assert (made / "state").is_dir()
+    (made / "manifest.json").unlink()
+    with pytest.raises(InputError, match="which is not finished: there is no state to go on from") as found:
+        session.train(2)
+    assert "Train it again" in str(found.value.hint)
 
 
 def test_quantized_weights_are_refused_without_a_gpu():

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import SMALL
+from running import SMALL, skyrl
 
 from nanoskyrl.stages.config import merge
+from nanoskyrl.stages.metrics import read_metrics
 from nanoskyrl.stages.parallel import launch
 from nanoskyrl.stages.policy import load_model
 from nanoskyrl.stages.runs import Run
@@ -73,3 +74,20 @@ def test_deepspeed_has_the_loss_gradient_and_weights_of_one_process(advantages, 
     found = taken(advantages, tmp_path / "out.pt", processes=2, strategy=strategy, rank=rank)
     assert found["strategy"] == strategy
     compare(found, alone[rank], tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"critic.backbone": "shared"}, {"train.lora_rank": 4}], ids=str)
+def test_ppo_s_critic_learns_in_two_processes_as_in_one(tmp_path, settings):
+    run = Run(tmp_path / "run")
+    session = Session(run, merge(SMALL, {"train": {"algo": "ppo"}}))
+    for stage in ("rollout", "score", "advantage"):
+        getattr(session, stage)()
+    told = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    for processes in (1, 2):
+        words = ("--algo", "ppo", "--num-processes", processes, "--force", *told)
+        done = skyrl("train", "--run", run.root, *words)
+        assert done.returncode == 0, done.stderr
+    one, two = [line for line in read_metrics(run.metrics) if line["stage"] == "train"]
+    for name in ("train/loss", "train/grad_norm", "critic/grad_norm"):
+        assert one[name] == pytest.approx(two[name], rel=1e-4), name
