@@ -12,6 +12,7 @@ from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.cispo import CISPO, CispoConfig
 from nanoskyrl.algos.clip import ClipConfig
 from nanoskyrl.algos.dapo import DAPO, DapoConfig
+from nanoskyrl.algos.gmpo import GMPO, GmpoConfig
 from nanoskyrl.algos.gspo import GSPO, GspoConfig
 from nanoskyrl.algos.ppo import PPO
 from nanoskyrl.algos.sapo import SAPO, SapoConfig
@@ -26,6 +27,7 @@ DRAWN: dict[str, tuple[Algorithm, object, float, str]] = {
     "dapo": (DAPO, DapoConfig(), 3.0, "dapo"),
     "sapo": (SAPO, SapoConfig(), 5.0, "sapo"),
     "gspo": (GSPO, GspoConfig(), 1.001, "gspo, ratio of a row"),
+    "gmpo": (GMPO, GmpoConfig(), 3.0, "gmpo, row of one token"),
     "cispo": (CISPO, CispoConfig(), 8.0, "cispo"),
 }
 """By file: algorithm, settings, largest ratio, title."""

@@ -59,6 +59,7 @@ ALGOS = {
     "reinforce_pp": "nanoskyrl.algos.reinforce_pp:REINFORCE_PP",
     "reinforce_pp_baseline": "nanoskyrl.algos.reinforce_pp:REINFORCE_PP_BASELINE",
     "cispo": "nanoskyrl.algos.cispo:CISPO",
+    "gmpo": "nanoskyrl.algos.gmpo:GMPO",
     "reinforce": "nanoskyrl.algos.reinforce:REINFORCE",
 }
 

@@ -18,6 +18,7 @@ from nanoskyrl.algos import advantages as estimators
 from nanoskyrl.algos.aggregate import Totals, reduction
 from nanoskyrl.algos.cispo import CISPO, CispoConfig
 from nanoskyrl.algos.clip import ClipConfig
+from nanoskyrl.algos.gmpo import GMPO, GmpoConfig
 from nanoskyrl.algos.gspo import GSPO, GspoConfig
 from nanoskyrl.algos.kl import kl
 from nanoskyrl.algos.off_policy import OffPolicyConfig, correction, mean_weight, negative_rows_gone
@@ -35,7 +36,7 @@ GOLDEN = next((place for place in PLACES if place.is_dir()), None)
 if GOLDEN is None:
     pytest.skip(f"no golden vectors at {' or '.join(map(str, PLACES))}", allow_module_level=True)
 
-NOT_IMPLEMENTED = {"clip_cov", "kl_cov", "gmpo", "dppo_kl", "dppo_tv", "dppo", "adv_maxrl", "maxrl", "kl_controller"}
+NOT_IMPLEMENTED = {"clip_cov", "kl_cov", "dppo_kl", "dppo_tv", "dppo", "adv_maxrl", "maxrl", "kl_controller"}
 KINDS = (
     "policy_loss", "advantage", "value_loss", "kl_penalty", "kl_in_reward", "aggregation", "overlong_reward",
     "overlong_filter", "dynamic_sampling",
@@ -117,6 +118,8 @@ def totals_of(params, mask, empty_row, groups=None):
 def weights_of(params, mask, counted, empty_row, groups=None):
     """Return the weights of a reduction over `mask`, divided by what `counted` holds."""
     name = REDUCTIONS[params.get("agg", "token_mean")]
+    if params.get("ratio_level") == "sequence_geometric_mean_of_clipped":
+        name = "sequence_mean"  # our objective stands whole on each token of its row
     totals, tokens_of = totals_of(params, counted, empty_row, groups)
     return reduction(name)(mask, totals, tokens_of)
 
@@ -135,6 +138,8 @@ def algorithm_of(params, convention):
         return CISPO, CispoConfig(ratio_min=params.get("ratio_min") or 0.0, ratio_max=params["ratio_max"])
     if "keep_high" in params:
         return CISPO, CispoConfig(ratio_min=params["keep_low"], ratio_max=params["keep_high"], outside="drop")
+    if level == "sequence_geometric_mean_of_clipped":
+        return GMPO, GmpoConfig(log_clip_low=params["log_eps_low"], log_clip_high=params["log_eps_high"])
     if level == "none":
         return REINFORCE, ReinforceConfig()
     if level == "sequence_geometric_mean":

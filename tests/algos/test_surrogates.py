@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from nanoskyrl.algos.aggregate import Totals, reduction
 from nanoskyrl.algos.cispo import CISPO, CispoConfig
 from nanoskyrl.algos.clip import ClipConfig
+from nanoskyrl.algos.gmpo import GMPO, GmpoConfig
 from nanoskyrl.algos.grpo import GRPO, GrpoConfig
 from nanoskyrl.algos.gspo import GSPO, GspoConfig
 from nanoskyrl.algos.ppo import PPO
@@ -163,6 +164,7 @@ def test_grpo_s_two_bounds_are_set_apart():
         ("reinforce_pp_baseline", "reinforce_pp_baseline", "token_mean", ("loss", "k2"), 0.2, 0.2),
         ("sapo", "grpo", "sequence_mean", ("none", "k3"), None, None),
         ("cispo", "grpo", "token_mean", ("none", "k3"), None, None),
+        ("gmpo", "grpo", "sequence_mean", ("none", "k3"), None, None),
     ],
 )
 def test_each_algorithm_names_what_it_was_published_with(name, estimator, loss_reduction, kl, low, high):
@@ -173,7 +175,8 @@ def test_each_algorithm_names_what_it_was_published_with(name, estimator, loss_r
     assert (found.needs_critic, found.dynamic_sampling) == (name == "ppo", name == "dapo")
 
 
-def test_sapo_s_and_cispo_s_defaults_are_the_papers():
+def test_defaults_are_the_papers():
+    assert (GmpoConfig().log_clip_low, GmpoConfig().log_clip_high) == (0.4, 0.4)
     assert (SapoConfig().tau_pos, SapoConfig().tau_neg) == (1.0, 1.05)
     assert (CispoConfig().ratio_min, CispoConfig().ratio_max) == (0.0, 5.0)
 
@@ -265,6 +268,8 @@ def test_rloo_s_ratio_is_the_product_of_a_row_spread_over_its_tokens():
         (GrpoConfig, {"eps_clip_low": 1.1}),
         (GrpoConfig, {"eps_clip_high": -0.1}),
         (GrpoConfig, {"eps_clip_low": NAN}),
+        (GmpoConfig, {"log_clip_low": -0.1}),
+        (GmpoConfig, {"log_clip_high": NAN}),
     ],
     ids=str,
 )
@@ -283,12 +288,33 @@ def test_settings_that_are_no_number_are_refused(config, values):
         config(**values)
 
 
+def test_gmpo_clips_a_token_before_the_mean_and_lets_the_others_of_its_row_go_on():
+    # Log-ratios 0.8 and 0 have the mean 0.4, or 0.2 if 0.8 counts as 0.4; a bad row keeps 0.8, and loses -0.8.
+    log_ratio = torch.tensor([[0.8, 0.0], [0.8, 0.0], [-0.8, 0.0], [-0.8, 0.0]]).double().requires_grad_()
+    advantages = torch.tensor([[2.0, 2.0], [-2.0, -2.0], [2.0, 2.0], [-2.0, -2.0]]).double()
+    value, reported = objective(GMPO, log_ratio, advantages)
+    means = torch.tensor([0.2, 0.4, -0.4, -0.2]).double().exp()
+    torch.testing.assert_close(value.detach(), means[:, None] * advantages)
+    assert reported["clip_ratio"].tolist() == [[1, 0], [0, 0], [0, 0], [1, 0]]
+    value.sum().backward()
+    lets_through = torch.tensor([[0.0, 1.0], [1.0, 1.0], [1.0, 1.0], [0.0, 1.0]])
+    torch.testing.assert_close(log_ratio.grad, lets_through * means[:, None] * advantages)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=6), st.sampled_from([1.0, -1.0]))
+def test_gmpo_s_ratio_is_bounded_on_the_side_that_would_be_pushed_further(distances, advantage):
+    value, _ = objective(GMPO, torch.tensor([distances]).double(), torch.full((1, len(distances)), advantage).double())
+    ratio = value / advantage
+    assert (ratio <= math.exp(0.4) + 1e-9).all() if advantage > 0 else (ratio >= math.exp(-0.4) - 1e-9).all()
+
+
 # On policy
 
 
 def one_advantage_a_row(algorithm, advantages, mask):
     """A row that has one ratio has one advantage: that is all it can be pushed by."""
-    return advantages[:, :1].expand_as(mask) if algorithm is RLOO else advantages
+    return advantages[:, :1].expand_as(mask) if algorithm in (RLOO, GMPO) else advantages
 
 
 @every
@@ -333,6 +359,8 @@ def test_float32_stays_close_to_float64_while_log_ratios_are_at_most_1(algorithm
 
 def _off_the_bounds(algorithm):
     """Return settings whose clips lie past every ratio that is tried."""
+    if algorithm is GMPO:
+        return GmpoConfig(log_clip_low=2.0, log_clip_high=2.0)
     if issubclass(algorithm.Config, ClipConfig):
         return algorithm.Config(eps_clip_low=1.0, eps_clip_high=1e4)
     return None

@@ -635,11 +635,11 @@ def test_a_dry_advantage_loads_no_model(grpo, monkeypatch):
 def test_on_policy_algorithms_differ_in_their_reduction_alone(tmp_path):
     run = Run(tmp_path / "run")
     loop(run, settings("grpo", loop={"steps": 1}))
-    names = ["grpo", "sapo", "gspo", "dapo", "cispo", "reinforce"]
+    names = ["grpo", "sapo", "gspo", "dapo", "cispo", "gmpo", "reinforce"]
     tables = settings("grpo", train={"algo": "grpo", "loss_reduction": "token_mean"})
     found = Session(run, tables).compare(names, output=tmp_path / "compared.parquet")
     for row in found.to_pylist():
-        assert [value for _, value in row["cosines"]] == pytest.approx([1.0] * 6, abs=1e-4)
+        assert [value for _, value in row["cosines"]] == pytest.approx([1.0] * len(names), abs=1e-4)
         assert row["share"] == {"sapo": pytest.approx(1), "reinforce": None}.get(row["algo"], 0)
         assert row["gradient_norm"] == pytest.approx(found.column("gradient_norm")[0].as_py(), rel=1e-3)
         assert len(row["weight"]) == 16
@@ -673,7 +673,7 @@ def test_advantages_of_another_algorithm_are_refused(grpo, tmp_path, algo, made,
     assert "--allow-estimator" in caught.value.hint
 
 
-@pytest.mark.parametrize("algo", ["sapo", "gspo", "dapo", "cispo"])
+@pytest.mark.parametrize("algo", ["sapo", "gspo", "dapo", "cispo", "gmpo"])
 def test_algorithms_of_grpo_s_family_take_its_advantages(grpo, algo):
     assert Session(grpo, settings(algo, run={"lag": 1})).preview_train()["rows"] == 16
 
@@ -684,7 +684,8 @@ def test_the_defaults_of_an_algorithm_decide_what_was_left_open():
         for name in ALGOS
     }
     assert {name: config.estimator for name, config in found.items() if name != config.estimator} == {
-        "ppo": "gae", "sapo": "grpo", "gspo": "grpo", "dapo": "grpo", "cispo": "grpo", "reinforce": "reinforce_pp",
+        "ppo": "gae", "sapo": "grpo", "gspo": "grpo", "dapo": "grpo", "cispo": "grpo", "gmpo": "grpo",
+        "reinforce": "reinforce_pp",
     }  # fmt: skip
     assert [name for name, config in found.items() if config.max_groups] == ["dapo"]
     assert [name for name, config in found.items() if config.overlong_buffer_length] == ["dapo"]
