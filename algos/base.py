@@ -21,6 +21,8 @@ class SurrogateInputs:
 
     logprobs: "Tensor"
     """Nats under the trained policy; carries the gradient."""
+    old_logprobs: "Tensor"
+    """Nats under the old policy."""
     log_ratio: "Tensor"
     """Nats, trained policy minus old policy, guarded; carries the gradient."""
     advantages: "Tensor"
@@ -78,6 +80,10 @@ class Algorithm:
             advantages: [B, T]
             mask: [B, T] nonzero where trained.
         """
-        on = mask.to(logprobs.dtype)
-        log_ratio = token_log_ratio(logprobs, old_logprobs, mask, self.log_ratio_limit)
-        return SurrogateInputs(masked(logprobs, mask), log_ratio, masked(advantages, mask), on)
+        return SurrogateInputs(
+            logprobs=masked(logprobs, mask),
+            old_logprobs=masked(old_logprobs, mask),
+            log_ratio=token_log_ratio(logprobs, old_logprobs, mask, self.log_ratio_limit),
+            advantages=masked(advantages, mask),
+            mask=mask.to(logprobs.dtype),
+        )

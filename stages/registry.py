@@ -59,6 +59,8 @@ ALGOS = {
     "reinforce_pp": "nanoskyrl.algos.reinforce_pp:REINFORCE_PP",
     "reinforce_pp_baseline": "nanoskyrl.algos.reinforce_pp:REINFORCE_PP_BASELINE",
     "cispo": "nanoskyrl.algos.cispo:CISPO",
+    "dppo_tv": "nanoskyrl.algos.dppo:DPPO_TV",
+    "dppo_kl": "nanoskyrl.algos.dppo:DPPO_KL",
     "gmpo": "nanoskyrl.algos.gmpo:GMPO",
     "reinforce": "nanoskyrl.algos.reinforce:REINFORCE",
 }

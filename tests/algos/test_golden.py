@@ -18,6 +18,7 @@ from nanoskyrl.algos import advantages as estimators
 from nanoskyrl.algos.aggregate import Totals, reduction
 from nanoskyrl.algos.cispo import CISPO, CispoConfig
 from nanoskyrl.algos.clip import ClipConfig
+from nanoskyrl.algos.dppo import DPPO_KL, DPPO_TV, DppoKlConfig, DppoTvConfig
 from nanoskyrl.algos.gmpo import GMPO, GmpoConfig
 from nanoskyrl.algos.gspo import GSPO, GspoConfig
 from nanoskyrl.algos.kl import kl
@@ -36,7 +37,7 @@ GOLDEN = next((place for place in PLACES if place.is_dir()), None)
 if GOLDEN is None:
     pytest.skip(f"no golden vectors at {' or '.join(map(str, PLACES))}", allow_module_level=True)
 
-NOT_IMPLEMENTED = {"clip_cov", "kl_cov", "dppo_kl", "dppo_tv", "dppo", "adv_maxrl", "maxrl", "kl_controller"}
+NOT_IMPLEMENTED = {"clip_cov", "kl_cov", "adv_maxrl", "maxrl", "kl_controller"}
 KINDS = (
     "policy_loss", "advantage", "value_loss", "kl_penalty", "kl_in_reward", "aggregation", "overlong_reward",
     "overlong_filter", "dynamic_sampling",
@@ -138,6 +139,11 @@ def algorithm_of(params, convention):
         return CISPO, CispoConfig(ratio_min=params.get("ratio_min") or 0.0, ratio_max=params["ratio_max"])
     if "keep_high" in params:
         return CISPO, CispoConfig(ratio_min=params["keep_low"], ratio_max=params["keep_high"], outside="drop")
+    if "divergence" in params:
+        bounds = {"delta_low": params["delta_low"], "delta_high": params["delta_high"]}
+        if params["divergence"] == "binary_kl":
+            return DPPO_KL, DppoKlConfig(**bounds)
+        return DPPO_TV, DppoTvConfig(**bounds)
     if level == "sequence_geometric_mean_of_clipped":
         return GMPO, GmpoConfig(log_clip_low=params["log_eps_low"], log_clip_high=params["log_eps_high"])
     if level == "none":
@@ -199,6 +205,8 @@ def loss_of(case, result, logprobs, rows):
     guarded = algorithm if algorithm.log_ratio_limit == limit else _with_limit(algorithm, limit)
     seen = inputs_of(guarded, logprobs[rows], old[rows], advantages[rows], mask)
     objective, _ = algorithm.surrogate(seen, config)
+    if str(convention.get("surrogate", "")).endswith("log_prob"):  # which has another value, and no other slope
+        objective = objective + objective.detach() * (seen.logprobs.detach() - 1)
     outside = params.get("band") is not None and "reject" not in params
     found = {"weight": weights, "kept_mask": kept * (weights != 0) if outside else kept}
     if "kl_threshold" in params:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from nanoskyrl.algos.aggregate import Totals, reduction
 from nanoskyrl.algos.cispo import CISPO, CispoConfig
 from nanoskyrl.algos.clip import ClipConfig
+from nanoskyrl.algos.dppo import DPPO_KL, DPPO_TV, DppoKlConfig, DppoTvConfig
 from nanoskyrl.algos.gmpo import GMPO, GmpoConfig
 from nanoskyrl.algos.grpo import GRPO, GrpoConfig
 from nanoskyrl.algos.gspo import GSPO, GspoConfig
@@ -164,6 +165,8 @@ def test_grpo_s_two_bounds_are_set_apart():
         ("reinforce_pp_baseline", "reinforce_pp_baseline", "token_mean", ("loss", "k2"), 0.2, 0.2),
         ("sapo", "grpo", "sequence_mean", ("none", "k3"), None, None),
         ("cispo", "grpo", "token_mean", ("none", "k3"), None, None),
+        ("dppo_tv", "grpo", "token_mean", ("none", "k3"), None, None),
+        ("dppo_kl", "grpo", "token_mean", ("none", "k3"), None, None),
         ("gmpo", "grpo", "sequence_mean", ("none", "k3"), None, None),
     ],
 )
@@ -176,6 +179,8 @@ def test_each_algorithm_names_what_it_was_published_with(name, estimator, loss_r
 
 
 def test_defaults_are_the_papers():
+    assert (DppoTvConfig().delta_low, DppoTvConfig().delta_high, DppoTvConfig().ratio_max) == (0.2, 0.2, 20)
+    assert (DppoKlConfig().delta_low, DppoKlConfig().delta_high, DppoKlConfig().ratio_max) == (0.05, 0.05, 20)
     assert (GmpoConfig().log_clip_low, GmpoConfig().log_clip_high) == (0.4, 0.4)
     assert (SapoConfig().tau_pos, SapoConfig().tau_neg) == (1.0, 1.05)
     assert (CispoConfig().ratio_min, CispoConfig().ratio_max) == (0.0, 5.0)
@@ -269,6 +274,9 @@ def test_rloo_s_ratio_is_the_product_of_a_row_spread_over_its_tokens():
         (GrpoConfig, {"eps_clip_high": -0.1}),
         (GrpoConfig, {"eps_clip_low": NAN}),
         (GmpoConfig, {"log_clip_low": -0.1}),
+        (DppoTvConfig, {"delta_low": -0.1}),
+        (DppoKlConfig, {"delta_high": NAN}),
+        (DppoTvConfig, {"ratio_max": 0.5}),
         (GmpoConfig, {"log_clip_high": NAN}),
     ],
     ids=str,
@@ -286,6 +294,58 @@ def test_settings_that_turn_a_surrogate_round_are_refused(config, values):
 def test_settings_that_are_no_number_are_refused(config, values):
     with pytest.raises(SettingsError, match=next(iter(values))):
         config(**values)
+
+
+def moved(algorithm, old, new, advantage, config=None):
+    """Return value, slope by log-prob and share of one token that went from one probability to another."""
+    logprobs = torch.tensor([[new]], dtype=torch.float64).log().requires_grad_()
+    ones = torch.ones(1, 1, dtype=torch.float64)
+    inputs = algorithm.inputs(logprobs, (old * ones).log(), advantage * ones, ones)
+    value, reported = algorithm.surrogate(inputs, config or algorithm.Config())
+    value.sum().backward()
+    return value.item(), logprobs.grad.item(), reported["clip_ratio"].item()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "advantage", "left_out"),
+    [
+        (0.30, 0.49, 1.0, False), (0.30, 0.51, 1.0, True),  # good, and up by more than 0.2
+        (0.50, 0.31, -1.0, False), (0.50, 0.29, -1.0, True),  # bad, and down by more than 0.2
+        (0.30, 0.90, -1.0, False), (0.90, 0.30, 1.0, False),  # the way back is free
+        (1e-4, 1e-3, 1.0, False),  # ten times as likely, and nothing has changed
+    ],
+)  # fmt: skip
+def test_dppo_leaves_out_what_moved_too_far_in_probability_by_hand(old, new, advantage, left_out):
+    kept = 0.0 if left_out else new / old * advantage
+    assert moved(DPPO_TV, old, new, advantage) == pytest.approx((kept, kept, int(left_out)))
+
+
+def test_dppo_s_coins_by_hand():
+    # 0.5 ln(0.5 / 0.65) + 0.5 ln(0.5 / 0.35) is 0.0471; with 0.66 it is 0.0541. Down from 0.8 to 0.65, it is 0.0541.
+    assert moved(DPPO_KL, 0.5, 0.65, 1.0) == pytest.approx((1.3, 1.3, 0))
+    assert moved(DPPO_KL, 0.5, 0.66, 1.0) == (0, 0, 1)
+    assert moved(DPPO_KL, 0.8, 0.65, -1.0) == (0, 0, 1)
+    assert moved(DPPO_KL, 0.8, 0.65, -1.0, DppoKlConfig(delta_low=0.055))[2] == 0
+    assert moved(DPPO_KL, 0.8, 0.65, 1.0)[2] == 0
+
+
+def test_dppo_s_ratio_weighs_at_most_its_bound_and_keeps_its_gradient():
+    assert moved(DPPO_TV, 1e-4, 0.1, -2.0) == pytest.approx((-40, -40, 0))
+    assert moved(DPPO_TV, 1e-4, 0.1, -2.0, DppoTvConfig(ratio_max=5)) == pytest.approx((-10, -10, 0))
+
+
+def test_dppo_sees_a_fall_that_is_past_the_bound_of_log_ratios():
+    # From 0.37 to e^-30: bounded to 20, the log-ratio alone would say that it came from e^-10.
+    assert moved(DPPO_TV, math.exp(-1), math.exp(-30), -1.0)[2] == 1
+
+
+@settings(deadline=None)
+@given(st.floats(-8, 0), st.floats(-8, 0), st.sampled_from([1.0, -1.0]))
+def test_dppo_s_kl_leaves_out_what_is_past_pinsker_s_bound(old, new, advantage):
+    # KL >= 2 TV^2: a coin that moved by more than sqrt(0.05 / 2) the way it is pushed is out.
+    went = math.exp(new) - math.exp(old)
+    if went * advantage > math.sqrt(0.05 / 2) + 1e-6:
+        assert moved(DPPO_KL, math.exp(old), math.exp(new), advantage)[1:] == (0, 1)
 
 
 def test_gmpo_clips_a_token_before_the_mean_and_lets_the_others_of_its_row_go_on():
@@ -359,6 +419,8 @@ def test_float32_stays_close_to_float64_while_log_ratios_are_at_most_1(algorithm
 
 def _off_the_bounds(algorithm):
     """Return settings whose clips lie past every ratio that is tried."""
+    if algorithm in (DPPO_TV, DPPO_KL):
+        return algorithm.Config(delta_low=1e3, delta_high=1e3)
     if algorithm is GMPO:
         return GmpoConfig(log_clip_low=2.0, log_clip_high=2.0)
     if issubclass(algorithm.Config, ClipConfig):

@@ -635,7 +635,7 @@ def test_a_dry_advantage_loads_no_model(grpo, monkeypatch):
 def test_on_policy_algorithms_differ_in_their_reduction_alone(tmp_path):
     run = Run(tmp_path / "run")
     loop(run, settings("grpo", loop={"steps": 1}))
-    names = ["grpo", "sapo", "gspo", "dapo", "cispo", "gmpo", "reinforce"]
+    names = ["grpo", "sapo", "gspo", "dapo", "cispo", "gmpo", "dppo_tv", "dppo_kl", "reinforce"]
     tables = settings("grpo", train={"algo": "grpo", "loss_reduction": "token_mean"})
     found = Session(run, tables).compare(names, output=tmp_path / "compared.parquet")
     for row in found.to_pylist():
@@ -673,7 +673,7 @@ def test_advantages_of_another_algorithm_are_refused(grpo, tmp_path, algo, made,
     assert "--allow-estimator" in caught.value.hint
 
 
-@pytest.mark.parametrize("algo", ["sapo", "gspo", "dapo", "cispo", "gmpo"])
+@pytest.mark.parametrize("algo", ["sapo", "gspo", "dapo", "cispo", "gmpo", "dppo_tv", "dppo_kl"])
 def test_algorithms_of_grpo_s_family_take_its_advantages(grpo, algo):
     assert Session(grpo, settings(algo, run={"lag": 1})).preview_train()["rows"] == 16
 
@@ -685,6 +685,7 @@ def test_the_defaults_of_an_algorithm_decide_what_was_left_open():
     }
     assert {name: config.estimator for name, config in found.items() if name != config.estimator} == {
         "ppo": "gae", "sapo": "grpo", "gspo": "grpo", "dapo": "grpo", "cispo": "grpo", "gmpo": "grpo",
+        "dppo_tv": "grpo", "dppo_kl": "grpo",
         "reinforce": "reinforce_pp",
     }  # fmt: skip
     assert [name for name, config in found.items() if config.max_groups] == ["dapo"]
