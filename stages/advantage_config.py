@@ -18,7 +18,7 @@ class AdvantageConfig(EstimatorConfig):
     """Which estimator, what shapes the rewards, what is left out of training, and what models are asked."""
 
     estimator: str | None = None
-    """grpo, dr_grpo, rloo, gae, reinforce_pp, reinforce_pp_baseline or batch_std; None: the algorithm's."""
+    """grpo, dr_grpo, rloo, gae, reinforce_pp, reinforce_pp_baseline, batch_std or maxrl; None: the algorithm's."""
     overlong_buffer_length: int | None = None
     """Tokens over which a soft punishment for length grows; 0 is off; None: a fifth of the largest length for dapo,
     else off."""

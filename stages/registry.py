@@ -73,6 +73,7 @@ ESTIMATORS = {
     "reinforce_pp": "nanoskyrl.algos.advantages:REINFORCE_PP",
     "reinforce_pp_baseline": "nanoskyrl.algos.advantages:REINFORCE_PP_BASELINE",
     "batch_std": "nanoskyrl.algos.advantages:BATCH_STD",
+    "maxrl": "nanoskyrl.algos.advantages:MAXRL",
 }
 
 BUILTIN: Mapping[str, Mapping[str, str]] = {

@@ -37,7 +37,7 @@ GOLDEN = next((place for place in PLACES if place.is_dir()), None)
 if GOLDEN is None:
     pytest.skip(f"no golden vectors at {' or '.join(map(str, PLACES))}", allow_module_level=True)
 
-NOT_IMPLEMENTED = {"clip_cov", "kl_cov", "adv_maxrl", "maxrl", "kl_controller"}
+NOT_IMPLEMENTED = {"clip_cov", "kl_cov", "kl_controller"}
 KINDS = (
     "policy_loss", "advantage", "value_loss", "kl_penalty", "kl_in_reward", "aggregation", "overlong_reward",
     "overlong_filter", "dynamic_sampling",
@@ -414,6 +414,10 @@ def test_an_advantage_agrees(algorithm, case, result):
             penalties=[None] * len(masks), values=[None] * len(masks),
         )  # fmt: skip
         found = estimators.BATCH_STD.estimate(batch, config).advantages
+    elif algorithm == "adv_maxrl":
+        found = by_group(
+            inputs, lambda rewards: estimators.mean_normalized(rewards, eps=convention["eps"], singleton=raw)
+        )
     elif algorithm == "adv_rloo":
         found = by_group(inputs, lambda rewards: estimators.leave_one_out(rewards, singleton=raw))
     elif algorithm == "adv_reinforce_pp_baseline":
