@@ -62,6 +62,8 @@ ALGOS = {
     "dppo_tv": "nanoskyrl.algos.dppo:DPPO_TV",
     "dppo_kl": "nanoskyrl.algos.dppo:DPPO_KL",
     "gmpo": "nanoskyrl.algos.gmpo:GMPO",
+    "clip_cov": "nanoskyrl.algos.cov:CLIP_COV",
+    "kl_cov": "nanoskyrl.algos.cov:KL_COV",
     "reinforce": "nanoskyrl.algos.reinforce:REINFORCE",
 }
 

@@ -18,6 +18,7 @@ from nanoskyrl.algos import advantages as estimators
 from nanoskyrl.algos.aggregate import Totals, reduction
 from nanoskyrl.algos.cispo import CISPO, CispoConfig
 from nanoskyrl.algos.clip import ClipConfig
+from nanoskyrl.algos.cov import CLIP_COV, KL_COV, ClipCovConfig, KlCovConfig
 from nanoskyrl.algos.dppo import DPPO_KL, DPPO_TV, DppoKlConfig, DppoTvConfig
 from nanoskyrl.algos.gmpo import GMPO, GmpoConfig
 from nanoskyrl.algos.gspo import GSPO, GspoConfig
@@ -37,7 +38,7 @@ GOLDEN = next((place for place in PLACES if place.is_dir()), None)
 if GOLDEN is None:
     pytest.skip(f"no golden vectors at {' or '.join(map(str, PLACES))}", allow_module_level=True)
 
-NOT_IMPLEMENTED = {"clip_cov", "kl_cov", "kl_controller"}
+NOT_IMPLEMENTED = {"kl_controller"}
 KINDS = (
     "policy_loss", "advantage", "value_loss", "kl_penalty", "kl_in_reward", "aggregation", "overlong_reward",
     "overlong_filter", "dynamic_sampling",
@@ -128,8 +129,8 @@ def weights_of(params, mask, counted, empty_row, groups=None):
 # Losses of the policy
 
 
-def algorithm_of(params, convention):
-    """Return our algorithm and its settings for what a case describes."""
+def algorithm_of(params, convention, tokens):
+    """Return our algorithm and its settings for what a case with so many trained tokens describes."""
     clip = {"eps_clip_low": params.get("eps_low", 0.2), "eps_clip_high": params.get("eps_high", 0.2)}
     clip["clip_ratio_c"] = params.get("dual_clip_c")
     level = params.get("ratio_level", "token")
@@ -139,6 +140,14 @@ def algorithm_of(params, convention):
         return CISPO, CispoConfig(ratio_min=params.get("ratio_min") or 0.0, ratio_max=params["ratio_max"])
     if "keep_high" in params:
         return CISPO, CispoConfig(ratio_min=params["keep_low"], ratio_max=params["keep_high"], outside="drop")
+    if "clip_cov_ratio" in params:
+        scale = tokens if "divided_by_token_count" in convention["cov_on"] else 1
+        lb, ub = (params[name] * scale for name in ("clip_cov_lb", "clip_cov_ub"))
+        share = params["clip_cov_ratio"]
+        return CLIP_COV, ClipCovConfig(**clip, clip_cov_ratio=share, clip_cov_lb=lb, clip_cov_ub=ub)
+    if "kl_cov_frac" in params:
+        coef = params["ppo_kl_coef"] * (1 if convention["kl_term_scaled_by_agg"] else tokens)
+        return KL_COV, KlCovConfig(kl_cov_ratio=params["kl_cov_frac"], ppo_kl_coef=coef)
     if "divergence" in params:
         bounds = {"delta_low": params["delta_low"], "delta_high": params["delta_high"]}
         if params["divergence"] == "binary_kl":
@@ -198,12 +207,13 @@ def loss_of(case, result, logprobs, rows):
     if rollout is not None:
         weights, kept = correction_of(params, convention, old, rollout, whole)
     counted = kept if convention.get("denominator") == "kept_tokens" else whole
-    algorithm, config = algorithm_of(params, convention)
+    algorithm, config = algorithm_of(params, convention, int(whole.sum()))
     mask = whole[rows]
     limit = convention.get("log_ratio_clamp")
     inputs_of = type(algorithm).inputs
     guarded = algorithm if algorithm.log_ratio_limit == limit else _with_limit(algorithm, limit)
-    seen = inputs_of(guarded, logprobs[rows], old[rows], advantages[rows], mask)
+    marked = marks_of(guarded, config, logprobs, old, advantages, whole)
+    seen = inputs_of(guarded, logprobs[rows], old[rows], advantages[rows], mask, marked[rows])
     objective, _ = algorithm.surrogate(seen, config)
     if str(convention.get("surrogate", "")).endswith("log_prob"):  # which has another value, and no other slope
         objective = objective + objective.detach() * (seen.logprobs.detach() - 1)
@@ -227,6 +237,16 @@ def loss_of(case, result, logprobs, rows):
         found["kl_term"] = (term * weights_of(kl_params, mask, whole, convention.get("empty_row"))).sum()
         loss = loss + params["kl_coef"] * found["kl_term"]
     return loss, found
+
+
+def marks_of(algorithm, config, logprobs, old, advantages, mask):
+    """Return the marks of a whole batch."""
+    found = torch.zeros_like(mask)
+    if algorithm.marks is not None:
+        on = mask.bool()
+        flat = algorithm.inputs(*(of.detach()[on][None] for of in (logprobs, old, advantages, mask)))
+        found[on] = algorithm.marks(flat, config, np.random.default_rng(0))[0]
+    return found
 
 
 def _with_limit(algorithm, limit):

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from nanoskyrl.algos.aggregate import Totals, reduction
 from nanoskyrl.algos.cispo import CISPO, CispoConfig
 from nanoskyrl.algos.clip import ClipConfig
+from nanoskyrl.algos.cov import CLIP_COV, KL_COV, ClipCovConfig, KlCovConfig, covariances
 from nanoskyrl.algos.dppo import DPPO_KL, DPPO_TV, DppoKlConfig, DppoTvConfig
 from nanoskyrl.algos.gmpo import GMPO, GmpoConfig
 from nanoskyrl.algos.grpo import GRPO, GrpoConfig
@@ -21,11 +23,24 @@ from nanoskyrl.stages.registry import ALGOS, lookup
 
 ALL = [lookup("algo", name) for name in ALGOS]
 every = pytest.mark.parametrize("algorithm", ALL, ids=lambda algorithm: algorithm.name)
+MANY_MARKED = {
+    "clip_cov": ClipCovConfig(clip_cov_ratio=0.5, clip_cov_lb=0.0), "kl_cov": KlCovConfig(kl_cov_ratio=0.5),
+}  # fmt: skip
 REDUCED = ["token_mean", "sequence_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"]
 NAN, INF = float("nan"), float("inf")
 TOKENS = st.tuples(st.floats(-8, 0), st.floats(-5, 5), st.booleans())  # log-prob, advantage, whether it is trained
 NEAR = st.tuples(st.floats(-8, 0), st.floats(-1, 1), st.floats(-3, 3))  # log-prob, log-ratio, advantage
 FAR = st.tuples(st.floats(-8, 0), st.floats(-3, 3), st.floats(-3, 3), st.booleans())  # the same, and whether trained
+
+
+def marks_of(algorithm, config, logprobs, old_logprobs, advantages, mask):
+    """Return what an algorithm marks of a whole mini-batch; None where it marks nothing."""
+    if algorithm.marks is None:
+        return None
+    on, found = mask.bool(), torch.zeros_like(mask)
+    tokens = [of.detach()[on][None] for of in (logprobs, old_logprobs, advantages, mask)]
+    found[on] = algorithm.marks(algorithm.inputs(*tokens), config, np.random.default_rng(0))[0].to(mask.dtype)
+    return found
 
 
 def objective(algorithm, log_ratio, advantages, config=None):
@@ -45,8 +60,10 @@ def gradient_at(algorithm, ratio, advantage, config=None):
 def loss_and_gradient(algorithm, logprobs, old_logprobs, advantages, mask, loss_reduction="token_mean", config=None):
     """Put ratio, surrogate and reduction together as `train` does."""
     logprobs = logprobs.clone().requires_grad_()
-    inputs = algorithm.inputs(logprobs, old_logprobs, advantages, mask)
-    value, _ = algorithm.surrogate(inputs, config or algorithm.Config())
+    config = config or algorithm.Config()
+    marked = marks_of(algorithm, config, logprobs, old_logprobs, advantages, mask)
+    inputs = algorithm.inputs(logprobs, old_logprobs, advantages, mask, marked)
+    value, _ = algorithm.surrogate(inputs, config)
     weights = reduction(loss_reduction)(mask, Totals(tokens=int(mask.sum()), rows=len(mask), horizon=8), None)
     loss = -(value.masked_fill(~mask.bool(), 0.0) * weights).sum()
     loss.backward()
@@ -167,6 +184,8 @@ def test_grpo_s_two_bounds_are_set_apart():
         ("cispo", "grpo", "token_mean", ("none", "k3"), None, None),
         ("dppo_tv", "grpo", "token_mean", ("none", "k3"), None, None),
         ("dppo_kl", "grpo", "token_mean", ("none", "k3"), None, None),
+        ("clip_cov", "grpo", "token_mean", ("none", "k3"), 1.0, 1.0),
+        ("kl_cov", "grpo", "token_mean", ("none", "k3"), None, None),
         ("gmpo", "grpo", "sequence_mean", ("none", "k3"), None, None),
     ],
 )
@@ -181,6 +200,9 @@ def test_each_algorithm_names_what_it_was_published_with(name, estimator, loss_r
 def test_defaults_are_the_papers():
     assert (DppoTvConfig().delta_low, DppoTvConfig().delta_high, DppoTvConfig().ratio_max) == (0.2, 0.2, 20)
     assert (DppoKlConfig().delta_low, DppoKlConfig().delta_high, DppoKlConfig().ratio_max) == (0.05, 0.05, 20)
+    clip_cov, kl_cov = ClipCovConfig(), KlCovConfig()
+    assert (clip_cov.clip_cov_ratio, clip_cov.clip_cov_lb, clip_cov.clip_cov_ub) == (2e-4, 1.0, 5.0)
+    assert (kl_cov.kl_cov_ratio, kl_cov.ppo_kl_coef) == (2e-4, 1.0)
     assert (GmpoConfig().log_clip_low, GmpoConfig().log_clip_high) == (0.4, 0.4)
     assert (SapoConfig().tau_pos, SapoConfig().tau_neg) == (1.0, 1.05)
     assert (CispoConfig().ratio_min, CispoConfig().ratio_max) == (0.0, 5.0)
@@ -273,6 +295,11 @@ def test_rloo_s_ratio_is_the_product_of_a_row_spread_over_its_tokens():
         (GrpoConfig, {"eps_clip_low": 1.1}),
         (GrpoConfig, {"eps_clip_high": -0.1}),
         (GrpoConfig, {"eps_clip_low": NAN}),
+        (ClipCovConfig, {"clip_cov_ratio": 0.0}),
+        (ClipCovConfig, {"clip_cov_lb": 5.0}),
+        (ClipCovConfig, {"eps_clip_low": -0.1}),
+        (KlCovConfig, {"kl_cov_ratio": 1.1}),
+        (KlCovConfig, {"ppo_kl_coef": NAN}),
         (GmpoConfig, {"log_clip_low": -0.1}),
         (DppoTvConfig, {"delta_low": -0.1}),
         (DppoKlConfig, {"delta_high": NAN}),
@@ -348,6 +375,91 @@ def test_dppo_s_kl_leaves_out_what_is_past_pinsker_s_bound(old, new, advantage):
         assert moved(DPPO_KL, math.exp(old), math.exp(new), advantage)[1:] == (0, 1)
 
 
+# Clip-Cov and KL-Cov
+
+# Log-probs -1, -1, -3, -3 have the mean -2, advantages 2, -2, 2, -2 the mean 0: covariances 2, -2, -2, 2.
+FOUR = [torch.tensor([of]).double() for of in ([-1.0, -1.0, -3.0, -3.0], [2.0, -2.0, 2.0, -2.0])]
+
+
+def marked_of_four(algorithm, config, old_logprobs=None):
+    logprobs, advantages = FOUR
+    old_logprobs = logprobs if old_logprobs is None else torch.tensor([old_logprobs]).double()
+    return marks_of(algorithm, config, logprobs, old_logprobs, advantages, torch.ones(1, 4)).tolist()
+
+
+def test_covariances_by_hand():
+    logprobs, advantages = FOUR
+    for above in (0, 1):  # only distances from the means count
+        inputs = KL_COV.inputs(logprobs - above, logprobs, advantages + above, torch.ones(1, 4))
+        assert covariances(inputs).tolist() == [[2, -2, -2, 2]]
+
+
+def test_clip_cov_marks_between_its_bounds_and_not_what_is_clipped_already():
+    assert marked_of_four(CLIP_COV, ClipCovConfig(clip_cov_ratio=1.0)) == [[1, 0, 0, 1]]
+    assert marked_of_four(CLIP_COV, ClipCovConfig(clip_cov_ratio=1.0, clip_cov_lb=2.0)) == [[0, 0, 0, 0]]
+    assert marked_of_four(CLIP_COV, ClipCovConfig(clip_cov_ratio=1.0, clip_cov_ub=2.0)) == [[0, 0, 0, 0]]
+    narrow = ClipCovConfig(clip_cov_ratio=1.0, eps_clip_low=0.2, eps_clip_high=0.2)
+    assert marked_of_four(CLIP_COV, narrow, [-1.5, -1.0, -3.0, -3.0]) == [[0, 0, 0, 1]]
+
+
+def test_clip_cov_draws_so_many_and_others_another_time():
+    config = ClipCovConfig(clip_cov_ratio=0.25)
+    logprobs, advantages = FOUR
+    inputs = CLIP_COV.inputs(logprobs, logprobs, advantages, torch.ones(1, 4))
+    drawn = [tuple(CLIP_COV.marks(inputs, config, np.random.default_rng(seed))[0].tolist()) for seed in range(50)]
+    assert set(drawn) == {(1, 0, 0, 0), (0, 0, 0, 1)}
+    assert 10 < drawn.count((1, 0, 0, 0)) < 40
+
+
+def test_kl_cov_marks_the_largest_covariances_and_of_equal_ones_the_first():
+    assert marked_of_four(KL_COV, KlCovConfig(kl_cov_ratio=0.5)) == [[1, 0, 0, 1]]
+    assert marked_of_four(KL_COV, KlCovConfig(kl_cov_ratio=0.25)) == [[1, 0, 0, 0]]
+    assert marked_of_four(KL_COV, KlCovConfig()) == [[1, 0, 0, 0]]  # at least one
+
+
+def test_a_marked_token_loses_its_gradient_under_clip_cov_and_is_drawn_back_under_kl_cov():
+    # Ratio 2 and A = 3: slope 6; under KL-Cov less the coefficient, with the sign of the way it went.
+    ratio = torch.tensor([[2.0, 2.0, 0.5, 1.0]]).double()
+    ones, marked = torch.ones(1, 4).double(), torch.tensor([[1.0, 0.0, 1.0, 1.0]]).double()
+    found = {}
+    for algorithm, config in ((CLIP_COV, ClipCovConfig()), (KL_COV, KlCovConfig(ppo_kl_coef=0.5))):
+        logprobs = ratio.log().requires_grad_()
+        inputs = algorithm.inputs(logprobs, 0 * ones, 3 * ones, ones, marked)
+        value, reported = algorithm.surrogate(inputs, config)
+        value.sum().backward()
+        found[algorithm.name] = value.tolist()[0], logprobs.grad.tolist()[0], next(iter(reported.items()))
+    value, slope, (name, share) = found["clip_cov"]
+    assert (value, slope, name, share.tolist()) == ([0, 6, 0, 0], [0, 6, 0, 0], "clip_ratio", [[1, 0, 1, 1]])
+    value, slope, (name, share) = found["kl_cov"]
+    assert value == pytest.approx([6 - math.log(2) / 2, 6, 1.5 - math.log(2) / 2, 3])
+    assert slope == pytest.approx([6 - 0.5, 6, 1.5 + 0.5, 3])
+    assert (name, share.tolist()) == ("held_ratio", marked.tolist())
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(-8, 0), st.floats(-3, 3)), min_size=1, max_size=30), st.floats(0.01, 1))
+def test_marks_are_as_many_as_asked_for_and_none_is_passed_over(tokens, share):
+    logprobs, advantages = torch.tensor([tokens], dtype=torch.float64).unbind(-1)
+    ones = torch.ones_like(logprobs)
+    inputs = KL_COV.inputs(logprobs, logprobs, advantages, ones)
+    found, asked = covariances(inputs), max(int(share * len(tokens)), 1)
+    assert float(found.sum()) == pytest.approx(
+        float((logprobs * advantages).sum() - logprobs.sum() * advantages.mean()), abs=1e-6
+    )
+    held = marks_of(KL_COV, KlCovConfig(kl_cov_ratio=share), logprobs, logprobs, advantages, ones).bool()
+    assert held.sum() == asked
+    if (~held).any():
+        assert found[held].min() >= found[~held].max()
+    config = ClipCovConfig(clip_cov_ratio=share, clip_cov_lb=-1.0, clip_cov_ub=1.0)
+    taken = marks_of(CLIP_COV, config, logprobs, logprobs, advantages, ones).bool()
+    between = (found > -1) & (found < 1)
+    assert taken.sum() == min(asked, int(between.sum()))
+    assert not (taken & ~between).any()
+
+
+# GMPO and the row's mean
+
+
 def test_gmpo_clips_a_token_before_the_mean_and_lets_the_others_of_its_row_go_on():
     # Log-ratios 0.8 and 0 have the mean 0.4, or 0.2 if 0.8 counts as 0.4; a bad row keeps 0.8, and loses -0.8.
     log_ratio = torch.tensor([[0.8, 0.0], [0.8, 0.0], [-0.8, 0.0], [-0.8, 0.0]]).double().requires_grad_()
@@ -386,7 +498,9 @@ def one_advantage_a_row(algorithm, advantages, mask):
 def test_on_policy_loss_has_reinforce_s_gradient_whatever_the_reduction(algorithm, rows, loss_reduction):
     logprobs, advantages, mask = torch.tensor(rows, dtype=torch.float64).unbind(-1)
     advantages = one_advantage_a_row(algorithm, advantages, mask)
-    _, gradient = loss_and_gradient(algorithm, logprobs, logprobs, advantages, mask, loss_reduction)
+    # Clip-Cov takes some tokens out, on policy too.
+    config = ClipCovConfig(clip_cov_lb=1e3, clip_cov_ub=1e4) if algorithm is CLIP_COV else None
+    _, gradient = loss_and_gradient(algorithm, logprobs, logprobs, advantages, mask, loss_reduction, config)
     weights = reduction(loss_reduction)(mask, Totals(tokens=int(mask.sum()), rows=len(mask), horizon=8), None)
     torch.testing.assert_close(gradient, -weights * advantages)
 
@@ -442,11 +556,16 @@ def _off_the_bounds(algorithm):
 def test_however_a_batch_is_cut_the_gradient_is_the_same(algorithm, rows, cuts, loss_reduction):
     logprobs, distance, advantages, mask = torch.tensor(rows, dtype=torch.float64).unbind(-1)
     totals = Totals(tokens=int(mask.sum()), rows=len(mask), horizon=8)
+    config = MANY_MARKED.get(algorithm.name) or algorithm.Config()
+    marked = marks_of(algorithm, config, logprobs, logprobs - distance, advantages, mask)
 
     def gradient_of(chosen):
         given = logprobs[chosen].requires_grad_()
-        inputs = algorithm.inputs(given, (logprobs - distance)[chosen], advantages[chosen], mask[chosen])
-        value, _ = algorithm.surrogate(inputs, algorithm.Config())
+        inputs = algorithm.inputs(
+            given, (logprobs - distance)[chosen], advantages[chosen], mask[chosen],
+            None if marked is None else marked[chosen],
+        )  # fmt: skip
+        value, _ = algorithm.surrogate(inputs, config)
         (value * reduction(loss_reduction)(mask[chosen], totals, None)).sum().backward()
         return given.grad
 
