@@ -67,11 +67,3 @@ def group(make_trajectory: Callable[..., Trajectory]) -> Callable[..., list[Traj
         ]  # fmt: skip
 
     return make
-
-
-def pytest_terminal_summary(terminalreporter):
-    """Name at the end of a run what the golden vectors hold and nanoskyrl does not implement."""
-    for report in terminalreporter.stats.get("skipped", ()):
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        if "not implemented: " in reason:
-            terminalreporter.write_line(f"golden vectors, {reason.removeprefix('Skipped: ')}")

@@ -23,7 +23,7 @@ PLUMBING = {
     "vllm_engine", "packing", "parallel", "optim", "adapters", "checkpointing", "trained", "throughput",
     "openai_engine", "chat_wire", "sources", "vocabulary", "marks",
 }  # fmt: skip
-STAGES = {"rollout", "score", "advantage", "advantage_config", "train", "sync", "eval"}
+STAGES = {"rollout", "score", "advantage", "advantage_config", "kl_in_reward", "train", "sync", "eval"}
 ABOVE = {
     "session",
     "follow",

@@ -1,8 +1,7 @@
 """Inputs and outputs of verl, SkyRL, TRL and OpenRLHF, against our functions under each one's conventions.
 
 Every result is a test of its own. Where a package does something that ours does not offer, because it is wrong, the
-inputs are changed so that ours must come to the same number: a mask that is ignored becomes a mask of ones. What is
-not implemented at all is skipped, and named at the end of the run.
+inputs are changed so that ours must come to the same number: a mask that is ignored becomes a mask of ones.
 """
 
 import json
@@ -22,7 +21,7 @@ from nanoskyrl.algos.cov import CLIP_COV, KL_COV, ClipCovConfig, KlCovConfig
 from nanoskyrl.algos.dppo import DPPO_KL, DPPO_TV, DppoKlConfig, DppoTvConfig
 from nanoskyrl.algos.gmpo import GMPO, GmpoConfig
 from nanoskyrl.algos.gspo import GSPO, GspoConfig
-from nanoskyrl.algos.kl import kl
+from nanoskyrl.algos.kl import adapted, kl
 from nanoskyrl.algos.off_policy import OffPolicyConfig, correction, mean_weight, negative_rows_gone
 from nanoskyrl.algos.ppo import PPO
 from nanoskyrl.algos.reinforce import REINFORCE, ReinforceConfig
@@ -38,10 +37,9 @@ GOLDEN = next((place for place in PLACES if place.is_dir()), None)
 if GOLDEN is None:
     pytest.skip(f"no golden vectors at {' or '.join(map(str, PLACES))}", allow_module_level=True)
 
-NOT_IMPLEMENTED = {"kl_controller"}
 KINDS = (
     "policy_loss", "advantage", "value_loss", "kl_penalty", "kl_in_reward", "aggregation", "overlong_reward",
-    "overlong_filter", "dynamic_sampling",
+    "overlong_filter", "dynamic_sampling", "kl_controller",
 )  # fmt: skip
 REDUCTIONS = {
     "token_mean": "token_mean",
@@ -59,16 +57,12 @@ def files():
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(GOLDEN.glob("*.json"))]
 
 
-def missing(file):
-    return file["algorithm"] in NOT_IMPLEMENTED or file["kind"] in NOT_IMPLEMENTED
-
-
 def results(kind):
     """Return (file's algorithm, case, result) of every result of a kind, named by case and package."""
     found = [
         pytest.param(file["algorithm"], case, result, id=f"{case['id']}.{result['package']}.{index}")
         for file in files()
-        if file["kind"] == kind and not missing(file)
+        if file["kind"] == kind
         for case in file["cases"]
         for index, result in enumerate(case["results"])
     ]
@@ -361,6 +355,15 @@ def test_a_penalised_reward_agrees(algorithm, case, result):
     assert_agrees(result, "token_level_reward", rectangle(estimators.token_rewards(batch)), mask.bool())
 
 
+@results("kl_controller")
+def test_an_adaptive_coefficient_agrees(algorithm, case, result):
+    params, coef, found = case["params"], case["params"]["init"], []
+    for measured, count in case["inputs"]["kl_and_count"]:
+        coef = adapted(coef, measured, count, target=params["target"], horizon=params["horizon"])
+        found.append(coef)
+    assert_agrees(result, "coefficient_after_each_update", tensor(found))
+
+
 # Advantages
 
 
@@ -509,12 +512,9 @@ def test_the_groups_that_are_kept_agree(algorithm, case, result):
         assert rows == [int(row) for row in result["outputs"]["kept_rows"]]
 
 
-def test_what_is_not_implemented_is_named():
-    unknown = [file["algorithm"] for file in files() if file["kind"] not in KINDS and not missing(file)]
-    assert not unknown, f"kinds that are neither compared nor known to be missing: {unknown}"
-    others = sorted({file["algorithm"] for file in files() if missing(file)})
-    if others:
-        pytest.skip(f"not implemented: {', '.join(others)}")
+def test_every_kind_is_compared():
+    unknown = [file["algorithm"] for file in files() if file["kind"] not in KINDS]
+    assert not unknown, f"kinds that are not compared: {unknown}"
 
 
 def test_the_vectors_hold_what_is_compared():
