@@ -24,7 +24,7 @@ class EstimatorConfig:
     """Amounts that estimators read."""
 
     eps: float = 1e-6
-    """Added to a standard deviation before dividing by it."""
+    """Added to what rewards are divided by: a standard deviation, or maxrl's mean."""
     std_ddof: int = 1
     """What is taken off the count in the deviation of a group's or batch's rewards: 1 is Bessel's correction."""
     singleton: str = "zero"
@@ -142,6 +142,37 @@ def leave_one_out(rewards: Sequence[float | None], *, singleton: str = "zero") -
     return [None if value is None else value * len(scored) / (len(scored) - 1) for value in centred]
 
 
+def mean_normalized(
+    rewards: Sequence[float | None], *, eps: float = 1e-6, singleton: str = "zero"
+) -> list[float | None]:
+    """Return (reward - mean) / (mean + eps) over the scored members of a group; MaxRL, arXiv 2602.02710.
+
+    With rewards of 0 and 1 the mean is the share of successes, and the gradient on average that of its logarithm.
+
+    Args:
+        rewards: of one group, 0 or more; None where there is none.
+        eps: added to the mean.
+        singleton: raw gives a group of one its reward, anything else 0.
+
+    Returns:
+        One advantage a member: None where the reward is None; 0 for a group without spread.
+
+    Raises:
+        SettingsError: a reward is negative, and the mean could be 0, or turn every sign round.
+    """
+    scored = [reward for reward in rewards if reward is not None]
+    if min(scored, default=0.0) < 0:
+        raise SettingsError(
+            f"`maxrl` divides by a group's mean reward, and a reward is {min(scored):g}",
+            hint="Give rewards of 0 or more, without a punishment or a KL in them, or take another estimator",
+        )
+    centred = group_normalized(rewards, divide_by_std=False, singleton=singleton)
+    if len(scored) < 2:
+        return centred
+    scale = 1 / (math.fsum(scored) / len(scored) + eps)
+    return [None if value is None else value * scale for value in centred]
+
+
 def _std(values: Sequence[float], ddof: int) -> float:
     mean = math.fsum(values) / len(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - ddof))
@@ -192,6 +223,11 @@ def _batch_std(batch: Batch, config: EstimatorConfig) -> Estimates:
     return Estimates(on_tokens(batch, [None if value is None else value * scale for value in centred]))
 
 
+def _maxrl(batch: Batch, config: EstimatorConfig) -> Estimates:
+    values = by_group(batch, lambda of: mean_normalized(of, eps=config.eps, singleton=config.singleton))
+    return Estimates(on_tokens(batch, values))
+
+
 def token_rewards(batch: Batch) -> list[np.ndarray | None]:
     """Return rewards by token: the trajectory's on its last trained token, less the penalties on their own."""
     found: list[np.ndarray | None] = []
@@ -230,6 +266,7 @@ GRPO = Estimator(name="grpo", estimate=_grpo)
 DR_GRPO = Estimator(name="dr_grpo", estimate=_dr_grpo)
 RLOO = Estimator(name="rloo", estimate=_rloo)
 BATCH_STD = Estimator(name="batch_std", estimate=_batch_std)
+MAXRL = Estimator(name="maxrl", estimate=_maxrl)
 GAE = Estimator(name="gae", estimate=_gae, needs_values=True, by_token=True)
 REINFORCE_PP = Estimator(name="reinforce_pp", estimate=_reinforce_pp, by_token=True)
 REINFORCE_PP_BASELINE = Estimator(name="reinforce_pp_baseline", estimate=_reinforce_pp_baseline)

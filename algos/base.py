@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nanoskyrl.algos.ratios import LOG_RATIO_LIMIT, masked, token_log_ratio
 
 if TYPE_CHECKING:
+    from numpy.random import Generator
     from torch import Tensor
 
 
@@ -21,16 +22,25 @@ class SurrogateInputs:
 
     logprobs: "Tensor"
     """Nats under the trained policy; carries the gradient."""
+    old_logprobs: "Tensor"
+    """Nats under the old policy."""
     log_ratio: "Tensor"
     """Nats, trained policy minus old policy, guarded; carries the gradient."""
     advantages: "Tensor"
     mask: "Tensor"
     """1.0 on trained tokens."""
+    marked: "Tensor"
+    """1.0 on tokens that the algorithm's `marks` picked out of the whole mini-batch."""
 
 
 Surrogate = Callable[[SurrogateInputs, Any], tuple["Tensor", dict[str, "Tensor"]]]
 """Returns each token's objective [B, T], to be maximised, and named [B, T] values whose mean over trained tokens
-is reported; the first of them is the algorithm's own share: of tokens clipped, or of the gradient let through."""
+is reported; the first of them is the algorithm's own share: of tokens clipped or held, or of the gradient let
+through."""
+
+Marks = Callable[[SurrogateInputs, Any, "Generator"], "Tensor"]
+"""Takes all trained tokens of a mini-batch, end to end as [1, N] and without gradient, and returns 1 on those that the
+surrogate treats apart, 0 on others: so a rank or a mean over tokens hangs on no micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +51,8 @@ class Algorithm:
     surrogate: Surrogate
     Config: type
     """Frozen settings of the surrogate."""
+    marks: Marks | None = None
+    """Picks tokens by comparing all of a mini-batch, for a forward pass more; None: no token hangs on another row's."""
     source: str
     """Where it was published."""
     estimator: str
@@ -68,7 +80,12 @@ class Algorithm:
         return self.kl_estimator if self.kl_place == "loss" else "k3"
 
     def inputs(
-        self, logprobs: "Tensor", old_logprobs: "Tensor", advantages: "Tensor", mask: "Tensor"
+        self,
+        logprobs: "Tensor",
+        old_logprobs: "Tensor",
+        advantages: "Tensor",
+        mask: "Tensor",
+        marked: "Tensor | None" = None,
     ) -> SurrogateInputs:
         """Return what the surrogate sees, masked before anything else: junk in padding reaches nothing.
 
@@ -77,7 +94,14 @@ class Algorithm:
             old_logprobs: [B, T] nats.
             advantages: [B, T]
             mask: [B, T] nonzero where trained.
+            marked: [B, T] nonzero on tokens that `marks` picked; None: on none.
         """
         on = mask.to(logprobs.dtype)
-        log_ratio = token_log_ratio(logprobs, old_logprobs, mask, self.log_ratio_limit)
-        return SurrogateInputs(masked(logprobs, mask), log_ratio, masked(advantages, mask), on)
+        return SurrogateInputs(
+            logprobs=masked(logprobs, mask),
+            old_logprobs=masked(old_logprobs, mask),
+            log_ratio=token_log_ratio(logprobs, old_logprobs, mask, self.log_ratio_limit),
+            advantages=masked(advantages, mask),
+            mask=on,
+            marked=on.new_zeros(on.shape) if marked is None else masked(marked.to(on.dtype), mask),
+        )

@@ -59,3 +59,20 @@ def kl(
     if straight_through:
         found = found.detach() + (square - square.detach())
     return masked(found, mask)
+
+
+def adapted(coef: float, kl: float, rows: int, *, target: float, horizon: int) -> float:
+    """Return the coefficient of the next step: larger where the KL lies above its target, smaller below.
+
+    Fine-Tuning Language Models from Human Preferences, arXiv 1909.08593. The error, relative to
+    the target, counts as no more than a fifth, and `horizon` rows of such an error change the
+    coefficient by a fifth; so does one step of more rows.
+
+    Args:
+        coef: The one in force.
+        kl: Nats, the mean over rows of their tokens' mean.
+        rows: How many there were.
+        target: Nats.
+        horizon: Rows.
+    """
+    return coef * (1 + min(max(kl / target - 1, -0.2), 0.2) * min(rows / horizon, 1.0))

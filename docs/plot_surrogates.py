@@ -12,6 +12,8 @@ from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.cispo import CISPO, CispoConfig
 from nanoskyrl.algos.clip import ClipConfig
 from nanoskyrl.algos.dapo import DAPO, DapoConfig
+from nanoskyrl.algos.dppo import DPPO_KL, DPPO_TV, DppoKlConfig, DppoTvConfig
+from nanoskyrl.algos.gmpo import GMPO, GmpoConfig
 from nanoskyrl.algos.gspo import GSPO, GspoConfig
 from nanoskyrl.algos.ppo import PPO
 from nanoskyrl.algos.sapo import SAPO, SapoConfig
@@ -19,6 +21,7 @@ from nanoskyrl.algos.sapo import SAPO, SapoConfig
 mpl.use("svg")
 mpl.rcParams["svg.hashsalt"] = "nanoskyrl"  # the same bytes each time
 
+OLD = 0.3  # probability of the token before; only dppo looks at it
 PLOTS = Path(__file__).parent / "plots"
 DRAWN: dict[str, tuple[Algorithm, object, float, str]] = {
     "clip": (PPO, ClipConfig(), 3.0, "ppo, grpo"),
@@ -26,6 +29,9 @@ DRAWN: dict[str, tuple[Algorithm, object, float, str]] = {
     "dapo": (DAPO, DapoConfig(), 3.0, "dapo"),
     "sapo": (SAPO, SapoConfig(), 5.0, "sapo"),
     "gspo": (GSPO, GspoConfig(), 1.001, "gspo, ratio of a row"),
+    "dppo_tv": (DPPO_TV, DppoTvConfig(), 3.0, "dppo_tv, from 0.3"),
+    "dppo_kl": (DPPO_KL, DppoKlConfig(), 3.0, "dppo_kl, from 0.3"),
+    "gmpo": (GMPO, GmpoConfig(), 3.0, "gmpo, row of one token"),
     "cispo": (CISPO, CispoConfig(), 8.0, "cispo"),
 }
 """By file: algorithm, settings, largest ratio, title."""
@@ -33,12 +39,12 @@ DRAWN: dict[str, tuple[Algorithm, object, float, str]] = {
 
 def weights(algorithm: Algorithm, config: object, ratios: torch.Tensor, advantage: float) -> torch.Tensor:
     """Return the slope of the objective by log p at each ratio, over the advantage; one row a ratio."""
-    log_ratio = ratios.log()[:, None].requires_grad_()
-    ones = torch.ones_like(log_ratio)
-    inputs = algorithm.inputs(log_ratio, torch.zeros_like(ones), advantage * ones, ones)
+    logprobs = (OLD * ratios).log()[:, None].requires_grad_()
+    ones = torch.ones_like(logprobs)
+    inputs = algorithm.inputs(logprobs, (OLD * ones).log(), advantage * ones, ones)
     algorithm.surrogate(inputs, config)[0].sum().backward()
-    assert log_ratio.grad is not None
-    return log_ratio.grad[:, 0] / advantage
+    assert logprobs.grad is not None
+    return logprobs.grad[:, 0] / advantage
 
 
 def main() -> None:

@@ -43,6 +43,12 @@ def advantage(
     reference: Annotated[
         str | None, typer.Option(help="Frozen policy of the KL; default: the run's first.", show_default=False)
     ] = None,
+    previous: Annotated[
+        str | None,
+        typer.Option(
+            help="Advantages that an adaptive KL goes on from; default: the step before's.", show_default=False
+        ),
+    ] = None,
     run: RunOption = None,
     out: OutOption = None,
     config: ConfigOption = None,
@@ -64,13 +70,15 @@ def advantage(
     if dry_run:
         from nanoskyrl.stages.preview import SHOWN, show_advantages
 
-        found = session.preview_advantage(source=path(scored), policy=start, reference=frozen)
+        found = session.preview_advantage(source=path(scored), policy=start, reference=frozen, previous=path(previous))
         if as_json:
             print_json(found.select(list(SHOWN)).to_pylist())
         else:
             show_advantages(found, file=data_stream())
         return 0
     with working("advantage"):
-        outcome = session.advantage(source=path(scored), output=path(out), policy=start, reference=frozen, force=force)
+        outcome = session.advantage(
+            source=path(scored), output=path(out), policy=start, reference=frozen, previous=path(previous), force=force
+        )
     learnable = outcome.manifest.rows_out > sum(outcome.manifest.dropped.values())
     return finish(outcome, session, "train" if learnable else None, as_json)

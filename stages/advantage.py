@@ -18,7 +18,8 @@ from nanoskyrl.algos.shaping import first_groups, groups_with_spread, is_overlon
 from nanoskyrl.stages.advantage_config import AdvantageConfig
 from nanoskyrl.stages.config import to_plain
 from nanoskyrl.stages.episodes import Episode, Episodes, batch_of, estimates_by_row, gather
-from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.kl_in_reward import FACT, coefficient, facts_of, penalties
 from nanoskyrl.stages.manifest import Head, Manifest, Output, open_output, read_manifest
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
 from nanoskyrl.stages.policy import check_critic, critic_digest, policy_digest
@@ -41,6 +42,7 @@ def advantage(
     *,
     policy: Path | None = None,
     reference: Path | None = None,
+    previous: Path | None = None,
     passes: "Passes | None" = None,
     force: bool = False,
     log: MetricsLog = MetricsLog(),
@@ -53,6 +55,7 @@ def advantage(
         config: The estimator, the shaping and the filters.
         policy: What training starts from; needed for values, and where old_logprobs is recompute.
         reference: The frozen policy; needed for a KL.
+        previous: Advantages of the step before, from whose KL an adaptive coefficient follows; None: it begins.
         passes: Models that are up; else they are loaded here, if any is asked for.
         force: Replace an output made under other settings.
         log: Where numbers go.
@@ -69,7 +72,11 @@ def advantage(
     _check_named(asks, policy, reference)
     if asks and passes is None:
         passes = _fresh_passes()
+    before = None if previous is None or config.kl_ctrl == "fixed" else read_manifest(previous, stage="advantage")
     head, facts = _head(config, source, asks, policy, reference, passes)
+    if before is not None:
+        head.inputs["previous"] = before.digest
+    config = replace(config, kl_reward_coef=coefficient(config, before))
     # Of several processes with models, all take part in the passes, and the first one writes.
     world = passes.learner.world if asks and passes is not None else None
     opened = open_output(output, head, force=force, dropped=dropped_by_reason)
@@ -96,10 +103,13 @@ def advantage(
                 with watch("write"):
                     out.write_part(index, filled)
             start = end
+        facts |= facts_of(columns, _rows_of(tables, "logprobs"), _rows_of(tables, "loss_mask"), config)
         manifest = out.finish(rows_in=source.rows_out, facts=facts)
         if world is not None:
             world.barrier()
-    log.write("advantage", {**summary(read_parts(output, manifest, SUMMARY_COLUMNS)), **watch.timings()})
+    numbers = summary(read_parts(output, manifest, SUMMARY_COLUMNS))
+    numbers |= {f"advantage/{FACT}/{name}": value for name, value in facts.get(FACT, {}).items()}
+    log.write("advantage", {**numbers, **watch.timings()})
     return manifest
 
 
@@ -116,8 +126,13 @@ class Models(NamedTuple):
 NO_MODELS = Models()
 
 
-def preview(scored: Path, config: AdvantageConfig, models: Models = NO_MODELS) -> pa.Table:
+def preview(
+    scored: Path, config: AdvantageConfig, models: Models = NO_MODELS, previous: Path | None = None
+) -> pa.Table:
     """Return what `advantage` would write of scored shards."""
+    if previous is not None and config.kl_ctrl != "fixed":
+        coef = coefficient(config, read_manifest(previous, stage="advantage"))
+        config = replace(config, kl_reward_coef=coef)
     asks = _asks(config, _estimator(config.estimator or "grpo"))
     tables = _read(scored, read_manifest(scored, stage="score"), asks, models.policy, models.reference)
     return add_advantages(pa.concat_tables(tables or [schema_of("score").empty_table()]), config, models)
@@ -320,6 +335,10 @@ def _passes(
     return found
 
 
+def _rows_of(tables: Sequence[pa.Table], name: str) -> list[Any]:
+    return [row for table in tables for row in row_arrays(table.column(name))]
+
+
 def _scattered(numbers: Sequence[np.ndarray], places: Sequence[int], count: int) -> Rows:
     found: Rows = [None] * count
     for place, row in zip(places, numbers, strict=True):
@@ -336,9 +355,9 @@ def estimate(
 ) -> dict[str, list[Any]]:
     """Return the columns of `advantage`, one value a row of the whole batch."""
     kept = [reason is None for reason in reasons]
-    penalties = _penalties(episodes, passed, config, _rows_needed(episodes, reasons, config))
+    found = penalties(passed, episodes.masks, config, _rows_needed(episodes, reasons, config))
     rewards = [_shaped(episode, config) for episode in episodes]
-    joined = [None if penalties is None else episodes.joined(episode, penalties) for episode in episodes]
+    joined = [None if found is None else episodes.joined(episode, found) for episode in episodes]
     totals = [
         None if reward is None else reward - (0.0 if penalty is None else float(penalty.sum()))
         for reward, penalty in zip(rewards, joined, strict=True)
@@ -346,7 +365,7 @@ def estimate(
     # A penalty falls on its own token where the estimator knows tokens, else on the whole.
     batch = batch_of(
         episodes, rewards if estimator.by_token else totals, kept,
-        penalties=penalties if estimator.by_token else None, values=passed.get("values"),
+        penalties=found if estimator.by_token else None, values=passed.get("values"),
     )  # fmt: skip
     with plugin_errors(f"estimator `{estimator.name}`"):
         estimates = checked_estimates(estimator.estimate(batch, config), batch)
@@ -402,35 +421,6 @@ def _shaped(episode: Episode, config: AdvantageConfig) -> float | None:
         episode.longest_turn, max_length=config.overlong_max_length,
         buffer_length=config.overlong_buffer_length, factor=config.overlong_factor,
     )  # fmt: skip
-
-
-def _penalties(
-    episodes: Episodes, passed: Mapping[str, Rows], config: AdvantageConfig, needed: set[int]
-) -> Rows | None:
-    """Return the weighed KL of each row's trained tokens, under the old policy against the reference; None if off.
-
-    Raises:
-        InputError: a row that is trained on has no log-probs to take it from.
-    """
-    if not config.use_kl_in_reward:
-        return None
-    import torch
-
-    from nanoskyrl.algos.kl import kl
-
-    def penalty(old: np.ndarray | None, ref: np.ndarray | None, mask: np.ndarray) -> np.ndarray | None:
-        if old is None or ref is None:
-            return None
-        of_old, of_ref, on = (torch.from_numpy(np.asarray(of, np.float64).copy())[None] for of in (old, ref, mask))
-        return config.kl_reward_coef * kl(of_old, of_ref, on, config.kl_estimator_type)[0].numpy()
-
-    old = passed["old_logprobs"] if "old_logprobs" in passed else passed["logprobs"]
-    if any(old[row] is None for row in needed):
-        raise InputError(
-            "`advantage.use_kl_in_reward` needs log-probs, and rows have none",
-            hint="Run `skyrl advantage --old-logprobs recompute`",
-        )
-    return [penalty(*of) for of in zip(old, passed["ref_logprobs"], episodes.masks, strict=True)]
 
 
 def add_columns(table: pa.Table, columns: Mapping[str, Sequence[Any]]) -> pa.Table:

@@ -10,6 +10,7 @@ from nanoskyrl.algos.kl import KL_ESTIMATORS
 from nanoskyrl.stages.errors import SettingsError, check_words
 from nanoskyrl.stages.train_config import TrainConfig
 
+KL_CTRL = ("fixed", "adaptive")
 OLD_LOGPROBS = ("rollout", "recompute")
 
 
@@ -18,7 +19,7 @@ class AdvantageConfig(EstimatorConfig):
     """Which estimator, what shapes the rewards, what is left out of training, and what models are asked."""
 
     estimator: str | None = None
-    """grpo, dr_grpo, rloo, gae, reinforce_pp, reinforce_pp_baseline or batch_std; None: the algorithm's."""
+    """grpo, dr_grpo, rloo, gae, reinforce_pp, reinforce_pp_baseline, batch_std or maxrl; None: the algorithm's."""
     overlong_buffer_length: int | None = None
     """Tokens over which a soft punishment for length grows; 0 is off; None: a fifth of the largest length for dapo,
     else off."""
@@ -36,7 +37,13 @@ class AdvantageConfig(EstimatorConfig):
     use_kl_in_reward: bool = False
     """Take the KL to the reference, the run's first policy, off the reward of each token."""
     kl_reward_coef: float = 0.001
-    """Weight of that KL."""
+    """Weight of that KL; where it adapts, of the first step."""
+    kl_ctrl: str = "fixed"
+    """fixed, or adaptive: from step to step the weight grows where the KL lies above kl_target, and falls below it."""
+    kl_target: float = 0.1
+    """Nats a token, mean over tokens and then rows, that an adaptive weight steers to."""
+    kl_horizon: int = 10000
+    """Rows over which an adaptive weight changes by at most a fifth."""
     kl_estimator_type: str = "k1"
     """k1, k2, k3 or abs."""
     old_logprobs: str = "rollout"
@@ -50,9 +57,10 @@ class AdvantageConfig(EstimatorConfig):
     def __post_init__(self) -> None:
         """Refuse words that mean nothing and numbers that cannot be meant."""
         EstimatorConfig.__post_init__(self)
-        check_words("advantage", self, old_logprobs=OLD_LOGPROBS, kl_estimator_type=KL_ESTIMATORS)
+        check_words("advantage", self, old_logprobs=OLD_LOGPROBS, kl_ctrl=KL_CTRL, kl_estimator_type=KL_ESTIMATORS)
         least = {
             "max_groups": 1,
+            "kl_horizon": 1,
             "overlong_max_length": 1,
             "overlong_buffer_length": 0,
             "max_tokens_per_micro_batch": 1,
@@ -76,6 +84,12 @@ class AdvantageConfig(EstimatorConfig):
                 raise SettingsError(
                     f"`advantage.{name}` must be 0 to 1000, not {getattr(self, name)}", hint="Give a usual number"
                 )
+        if not 0 < self.kl_target <= 1e3:
+            raise SettingsError(f"`advantage.kl_target` must be above 0, not {self.kl_target}", hint="0.1 is usual")
+        if self.kl_ctrl == "adaptive" and not self.use_kl_in_reward:
+            raise SettingsError(
+                "`advantage.kl_ctrl = adaptive` needs `advantage.use_kl_in_reward`", hint="Set both, or neither"
+            )
         if self.use_kl_in_reward and self.ref_logprobs is False:
             raise SettingsError(
                 "`advantage.use_kl_in_reward` needs `advantage.ref_logprobs`", hint="Leave ref_logprobs out"

@@ -5,7 +5,7 @@ the model foretells there; prompts and observed tokens are masked out.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,8 @@ class Sequences:
     values: list[np.ndarray | None]
     weights: list[np.ndarray | None]
     """What each token's loss is multiplied by; None: 1."""
+    marked: list[np.ndarray | None] | None = None
+    """1 on response tokens that the algorithm treats apart; None: on none."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
@@ -49,6 +51,11 @@ class Sequences:
     def trained_tokens(self) -> list[int]:
         """Sampled tokens of each row."""
         return [int((mask != 0).sum()) for mask in self.loss_mask]
+
+    def take(self, rows: Sequence[int]) -> "Sequences":
+        """Return these rows."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Sequences(**{name: column and [column[row] for row in rows] for name, column in columns.items()})
 
 
 def read_sequences(table: pa.Table) -> Sequences:
@@ -73,6 +80,12 @@ def read_sequences(table: pa.Table) -> Sequences:
 def with_weights(sequences: Sequences, weights: Sequence[np.ndarray | None]) -> Sequences:
     """Return the rows with what each token's loss is multiplied by."""
     return replace(sequences, weights=list(weights))
+
+
+def with_marks(sequences: Sequences, rows: Sequence[int], marked: Sequence[np.ndarray | None]) -> Sequences:
+    """Return the rows with the marks of some of them."""
+    by_row = dict(zip(rows, marked, strict=True))
+    return replace(sequences, marked=[by_row.get(row) for row in range(len(sequences))])
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int, *, packed: bool = False) -> list[list[int]]:
@@ -123,6 +136,8 @@ class MicroBatch:
     """[B, T-1] float32 what the critic foretold; 0 where absent."""
     weights: Tensor
     """[B, T-1] float32 what each token's loss is multiplied by; 0 where it is not trained."""
+    marked: Tensor
+    """[B, T-1] float32, 1 on tokens that the algorithm treats apart."""
 
 
 def collate(sequences: Sequences, rows: list[int], device: str) -> MicroBatch:
@@ -130,7 +145,7 @@ def collate(sequences: Sequences, rows: list[int], device: str) -> MicroBatch:
     lengths = [len(sequences.prompt_ids[row]) + len(sequences.response_ids[row]) for row in rows]
     shape = (len(rows), max(lengths))
     ids, attention = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    per_token = np.zeros((2 + len(PER_TOKEN), *shape), np.float32)
+    per_token = np.zeros((3 + len(PER_TOKEN), *shape), np.float32)
     for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         start = len(sequences.prompt_ids[row])
         ids[index, :start] = sequences.prompt_ids[row]
@@ -141,7 +156,8 @@ def collate(sequences: Sequences, rows: list[int], device: str) -> MicroBatch:
         if columns["old_logprobs"] is None:
             columns["old_logprobs"] = columns["logprobs"]
         weights = sequences.weights[row]
-        for place, values in enumerate((sampled, *columns.values(), sampled if weights is None else weights)):
+        marked = None if sequences.marked is None else sequences.marked[row]
+        for place, values in enumerate((sampled, *columns.values(), sampled if weights is None else weights, marked)):
             if values is not None:
                 # What stands on observed tokens, NaN in logprobs, never gets into a tensor.
                 per_token[place, index, start:length] = np.where(sampled, values, 0)
@@ -153,7 +169,7 @@ def idle_batch(device: str) -> MicroBatch:
     """Return a micro-batch of no row, for a pass whose loss is nothing."""
     ids = torch.zeros(1, 2, dtype=torch.int64, device=device)
     nothing = torch.zeros(1, 1, device=device)
-    return MicroBatch([], ids, torch.ones_like(ids), torch.ones_like(nothing), *[nothing] * (1 + len(PER_TOKEN)))
+    return MicroBatch([], ids, torch.ones_like(ids), torch.ones_like(nothing), *[nothing] * (2 + len(PER_TOKEN)))
 
 
 def response_part(sequences: Sequences, row: int, line: np.ndarray) -> np.ndarray:

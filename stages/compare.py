@@ -42,9 +42,10 @@ SCHEMA = pa.schema(
 )
 """One row an algorithm.
 
-takes: the estimator it was published with, whatever the rows hold. share: of tokens clipped (clip_ratio), or of the
-gradient let through (gate). cosines: between its gradient and each other's; null where one is 0. weight: of each row of
-the shards, minus the slope of the loss by the log-probs of its tokens, summed: how hard the row is pushed up.
+takes: the estimator it was published with, whatever the rows hold. share: of tokens clipped (clip_ratio) or held near
+the old policy (held_ratio), or of the gradient let through (gate). cosines: between its gradient and each other's; null
+where one is 0. weight: of each row of the shards, minus the slope of the loss by the log-probs of its tokens, summed:
+how hard the row is pushed up.
 """
 
 
@@ -98,7 +99,7 @@ def compare(
         update = _Watched(recipe.objective(table))
         gradients.append(update.gradient(learner, list(range(table.num_rows))))
         seen = update.seen()
-        share = next((name for name in ("clip_ratio", "gate") if f"policy/{name}" in seen), None)
+        share = next((name for name in ("clip_ratio", "gate", "held_ratio") if f"policy/{name}" in seen), None)
         rows.append(
             {
                 "algo": algo,

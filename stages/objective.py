@@ -17,9 +17,11 @@ from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.kl import K3_LIMIT, kl
 from nanoskyrl.algos.off_policy import OffPolicyConfig, correction, mean_weight, negative_rows_gone
 from nanoskyrl.algos.value_loss import value_loss
-from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all, response_part, with_weights
+from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all, response_part, with_marks, with_weights
+from nanoskyrl.stages.digests import derive_seed
 from nanoskyrl.stages.errors import InputError
 from nanoskyrl.stages.learner import Learner
+from nanoskyrl.stages.marks import marked_tokens
 from nanoskyrl.stages.registry import plugin_errors
 from nanoskyrl.stages.train_config import CriticConfig, TrainConfig
 
@@ -70,6 +72,7 @@ class Objective:
         *,
         off_policy: OffPolicyConfig,
         critic: CriticConfig | None = None,
+        seed: int = 0,
     ) -> None:
         """Keep what the loss is made of, and weigh every row against the policy that sampled it.
 
@@ -81,6 +84,7 @@ class Objective:
             temperature: What they were sampled at.
             off_policy: How rows of another policy are weighed and left out.
             critic: How the critic is trained; None: there is none.
+            seed: Of what the algorithm draws.
         """
         self.algorithm, self.algo_config, self.config = algorithm, algo_config, config
         self.temperature, self.off_policy, self.critic = temperature, off_policy, critic
@@ -94,6 +98,7 @@ class Objective:
                     "`off_policy.reject` leaves every row out", hint="Widen `off_policy.reject_band`, or sample anew"
                 )
         self.sequences = sequences
+        self._seed, self._steps = seed, 0
 
     def mini_batch(self, rows: list[int]) -> MiniBatch:
         """Return what these rows are divided by, if they make one optimizer step."""
@@ -135,13 +140,23 @@ class Objective:
         """Yield the micro-batches of one optimizer step; rows without trained tokens are in its totals alone."""
         trained = self.sequences.trained_tokens
         rows = [row for row in mini.rows if trained[row]]
-        return learner.micro_batches(self.sequences, rows, self.config.max_tokens_per_micro_batch)
+        sequences = self.sequences
+        budget = self.config.max_tokens_per_micro_batch
+        if self.algorithm.marks is not None and rows:
+            chosen = sequences.take(rows)
+            logprobs = learner.logprobs(chosen, self.temperature, budget)
+            seed = derive_seed(self._seed, "marks", self._steps)
+            sequences = with_marks(
+                sequences, rows, marked_tokens(self.algorithm, self.algo_config, chosen, logprobs, seed)
+            )
+        self._steps += 1
+        return learner.micro_batches(sequences, rows, budget)
 
     def terms(self, learner: Learner, batch: MicroBatch, mini: MiniBatch) -> Terms:
         """Return a micro-batch's share of the mini-batch's loss."""
         found = learner.statistics(batch, self.temperature)
         mask, on = batch.loss_mask, batch.loss_mask.bool()
-        seen = self.algorithm.inputs(found.logprobs, batch.old_logprobs, batch.advantages, mask)
+        seen = self.algorithm.inputs(found.logprobs, batch.old_logprobs, batch.advantages, mask, batch.marked)
         with plugin_errors(f"algorithm `{self.algorithm.name}`"):
             objective, own = checked_objective(self.algorithm.surrogate(seen, self.algo_config), mask)
         reported = dict(own)

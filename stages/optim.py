@@ -112,7 +112,7 @@ def use_settings(scheduler: Any, lr: float, config: OptimizerConfig) -> None:
     scheduler.base_lrs = [lr] * len(optimizer.param_groups)
     rates = [lr * factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        # A tuple of its own: one that two optimizers share is written once, and the bytes would not be a live learner's.
+        # A tuple of its own: one that two optimizers share is written once, unlike a live learner's.
         betas = (*config.adam_betas,)
         group |= {"lr": rate, "initial_lr": lr, "betas": betas, "weight_decay": config.weight_decay}
     scheduler._last_lr = rates

@@ -18,6 +18,7 @@ from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.off_policy import OffPolicyConfig
 from nanoskyrl.stages.batching import read_sequences
 from nanoskyrl.stages.config import plugin_config, stage_config, to_plain
+from nanoskyrl.stages.digests import derive_seed
 from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.learner import Learner, one_temperature
 from nanoskyrl.stages.manifest import Manifest
@@ -60,9 +61,12 @@ class Recipe:
         sequences = read_sequences(table)
         if old_logprobs is not None:
             sequences = replace(sequences, old_logprobs=list(old_logprobs))
+        # A trajectory's id comes from run seed, step and task.
+        drawn_for = table.column("trajectory_id")[0].as_py() if table.num_rows else ""
         return Objective(
             self.algorithm, self.algo_config, self.config, sequences,
             one_temperature(table) if table.num_rows else 1.0, off_policy=self.off_policy, critic=self.critic,
+            seed=derive_seed(0, drawn_for),
         )  # fmt: skip
 
     def check(self, source: Manifest) -> None:

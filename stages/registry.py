@@ -59,6 +59,11 @@ ALGOS = {
     "reinforce_pp": "nanoskyrl.algos.reinforce_pp:REINFORCE_PP",
     "reinforce_pp_baseline": "nanoskyrl.algos.reinforce_pp:REINFORCE_PP_BASELINE",
     "cispo": "nanoskyrl.algos.cispo:CISPO",
+    "dppo_tv": "nanoskyrl.algos.dppo:DPPO_TV",
+    "dppo_kl": "nanoskyrl.algos.dppo:DPPO_KL",
+    "gmpo": "nanoskyrl.algos.gmpo:GMPO",
+    "clip_cov": "nanoskyrl.algos.cov:CLIP_COV",
+    "kl_cov": "nanoskyrl.algos.cov:KL_COV",
     "reinforce": "nanoskyrl.algos.reinforce:REINFORCE",
 }
 
@@ -70,6 +75,7 @@ ESTIMATORS = {
     "reinforce_pp": "nanoskyrl.algos.advantages:REINFORCE_PP",
     "reinforce_pp_baseline": "nanoskyrl.algos.advantages:REINFORCE_PP_BASELINE",
     "batch_std": "nanoskyrl.algos.advantages:BATCH_STD",
+    "maxrl": "nanoskyrl.algos.advantages:MAXRL",
 }
 
 BUILTIN: Mapping[str, Mapping[str, str]] = {

@@ -193,6 +193,7 @@ class Session:
         output: Path | None = None,
         policy: Path | None = None,
         reference: Path | None = None,
+        previous: Path | None = None,
         force: bool = False,
     ) -> Outcome:
         """Estimate a step's advantages."""
@@ -200,14 +201,32 @@ class Session:
 
         source, target, step = self._places("advantage", step, source, output)
         config, passes = self.advantage_config(source), None
+        previous = previous or self._before(step, config)
         if needs_models(config):
             policy, reference = self._models(step, policy, reference)
             passes = self._passes_up()
         was, log = is_finished(target) and not force, self._log(target, step)
         manifest = advantage(
-            source, target, config, policy=policy, reference=reference, passes=passes, force=force, log=log
-        )
+            source, target, config, policy=policy, reference=reference, previous=previous, passes=passes,
+            force=force, log=log,
+        )  # fmt: skip
         return self._done(manifest, target, was, step)
+
+    def _before(self, step: int | None, config: Any) -> Path | None:
+        """Return the advantages that an adaptive KL coefficient follows from; None where it begins, or is fixed.
+
+        Raises:
+            InputError: the step before has not finished its own.
+        """
+        if not step or config.kl_ctrl == "fixed":
+            return None
+        place = self.run.stage(step - 1, "advantage")
+        if not is_finished(place):
+            raise InputError(
+                f"the KL coefficient of step {step} follows from `{place}`, which is not finished",
+                hint="Run `skyrl advantage` on that step's scores first, or set `advantage.kl_ctrl = fixed`",
+            )
+        return place
 
     def advantage_config(self, source: Path | None = None) -> Any:
         """Return the settings of `advantage` with what was left open decided.
@@ -225,7 +244,12 @@ class Session:
         return settled(stage_config(self.settings, "advantage"), algorithm, train, Sampling(**sampling))
 
     def preview_advantage(
-        self, *, source: Path | None = None, policy: Path | None = None, reference: Path | None = None
+        self,
+        *,
+        source: Path | None = None,
+        policy: Path | None = None,
+        reference: Path | None = None,
+        previous: Path | None = None,
     ) -> Any:
         """Return the table that `advantage` would write."""
         from nanoskyrl.stages.advantage import Models, needs_models, preview
@@ -239,7 +263,8 @@ class Session:
             # Nothing is published here: what is not there yet is taken from where it would come.
             found = [place if place.is_dir() else resolve_policy(self.config.policy) for place in published]
             policy, reference = policy or found[0], reference or found[1]
-        return preview(source, config, Models(policy, reference, self._passes_up()))
+        previous = previous or self._before(step, config)
+        return preview(source, config, Models(policy, reference, self._passes_up()), previous)
 
     def _models(self, step: int | None, policy: Path | None, reference: Path | None) -> tuple[Path | None, Path | None]:
         """Return what training starts from and the reference, as far as a run can say."""

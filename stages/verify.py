@@ -82,6 +82,12 @@ def _check_step(run: Run, step: int, verdict: Verdict) -> None:
                 verdict.broken.append(
                     f"{run.stage(step, stage)}: its parent `{parent}` is another than the one it was made from"
                 )
+    # An adaptive KL coefficient follows from the step before.
+    before, made = run.stage(step - 1, "advantage"), manifests.get("advantage")
+    if made is not None and "previous" in made.inputs and step and is_finished(before):
+        verdict.checked += 1
+        if made.inputs["previous"] != read_manifest(before).digest:
+            verdict.broken.append(f"{run.stage(step, 'advantage')}: its KL coefficient is not of `{before}`")
     # Every policy that a step names must be one that was published.
     rollout = manifests.get("rollout")
     if rollout is not None and rollout.policy is not None:

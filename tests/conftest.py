@@ -74,11 +74,3 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Run folders of tests in two processes; single files, and what is marked, in this one, which starts sooner."""
     folders = all(Path(argument).is_dir() for argument in config.args)
     return 2 if folders and config.option.markexpr in config.getini("addopts") else 0
-
-
-def pytest_terminal_summary(terminalreporter):
-    """Name at the end of a run what the golden vectors hold and nanoskyrl does not implement."""
-    for report in terminalreporter.stats.get("skipped", ()):
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        if "not implemented: " in reason:
-            terminalreporter.write_line(f"golden vectors, {reason.removeprefix('Skipped: ')}")

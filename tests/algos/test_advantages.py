@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoskyrl.algos.advantages import group_normalized, has_spread
+from nanoskyrl.algos.advantages import group_normalized, has_spread, mean_normalized
 from nanoskyrl.stages.advantage import add_advantages, summary
 from nanoskyrl.stages.advantage_config import AdvantageConfig
+from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.trajectory import Trajectory, row_arrays, to_table
 
 HALF_ROOT = math.sqrt(0.5)  # two members: the deviations are half the gap, the standard deviation gap / sqrt(2)
@@ -176,3 +177,44 @@ def test_missing_rewards_change_nothing_for_the_others(rewards):
     assert [value is None for value in values] == [reward is None for reward in rewards]
     scored = [reward for reward in rewards if reward is not None]
     assert [value for value in values if value is not None] == group_normalized(scored)
+
+
+# MaxRL
+
+
+def test_maxrl_divides_by_the_mean_by_hand():
+    # Mean 1/4: 3/4 over it is 3, -1/4 over it is -1. Mean 1/2 with eps 1/2: halves stay halves.
+    assert mean_normalized([1.0, 0.0, 0.0, 0.0], eps=0.0) == pytest.approx([3, -1, -1, -1])
+    assert mean_normalized([1.0, None, 0.0], eps=0.5) == pytest.approx([0.5, None, -0.5])
+
+
+def test_maxrl_of_a_group_that_went_alike_is_0_also_where_the_mean_is():
+    assert mean_normalized([0.0, 0.0, None]) == [0.0, 0.0, None]
+    assert mean_normalized([0.7] * 12) == [0.0] * 12
+    assert mean_normalized([0.5, None]) == [0.0, None]
+    assert mean_normalized([0.5, None], singleton="raw") == [0.5, None]
+    assert mean_normalized([]) == []
+
+
+@settings(deadline=None)
+@given(st.integers(1, 15), st.integers(1, 15), st.floats(0.01, 100))
+def test_maxrl_gives_successes_the_inverse_share_of_successes_whatever_they_are_worth(good, bad, worth):
+    # The gradient of log p is that of p over p: a success of a group with share p weighs (1 - p) / p, a failure -1.
+    found = mean_normalized([worth] * good + [0.0] * bad, eps=0.0)
+    assert found == pytest.approx([bad / good] * good + [-1.0] * bad)
+    assert sum(found) == pytest.approx(0, abs=1e-9)
+
+
+def test_maxrl_refuses_a_negative_reward_and_names_it():
+    table = scored_table(("a", 1.0, "completed"), ("a", -0.5, "completed"))
+    with pytest.raises(SettingsError, match=r"divides by a group's mean reward, and a reward is -0\.5") as caught:
+        add_advantages(table, AdvantageConfig(estimator="maxrl"))
+    assert "0 or more" in caught.value.hint
+
+
+def test_maxrl_is_written_on_every_trained_token():
+    table = scored_table(
+        ("a", 1.0, "completed"), ("a", 0.0, "completed"), ("a", 0.0, "completed"), ("b", 1.0, "failed")
+    )
+    values, _ = advantages_of(add_advantages(table, AdvantageConfig(estimator="maxrl")))
+    assert values[:3] == [pytest.approx([v, 0, v], abs=1e-5) for v in (2, -1, -1)]

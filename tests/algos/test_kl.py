@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoskyrl.algos.kl import KL_ESTIMATORS, kl
+from nanoskyrl.algos.kl import KL_ESTIMATORS, adapted, kl
 from nanoskyrl.algos.value_loss import value_loss
 
 ONE = torch.ones(1, 1, dtype=torch.float64)
@@ -83,3 +83,25 @@ def values(new, old, returns, clip):
 )
 def test_a_value_counts_as_having_moved_no_further_than_the_clip(new, old, returns, clip, found):
     assert values(new, old, returns, clip) == pytest.approx(found)
+
+
+# A coefficient that adapts
+
+
+def test_an_adaptive_coefficient_by_hand():
+    # Target 0.1: a KL of 0.11 is a tenth too much, 0.2 counts as a fifth, 0 as a fifth too little.
+    steer = {"target": 0.1, "horizon": 100}
+    assert adapted(2.0, 0.11, 100, **steer) == pytest.approx(2.2)
+    assert adapted(2.0, 0.2, 100, **steer) == pytest.approx(2.4)
+    assert adapted(2.0, 0.0, 50, **steer) == pytest.approx(1.8)
+    assert adapted(2.0, -0.3, 100, **steer) == pytest.approx(1.6)  # k1's mean can be negative
+    assert adapted(2.0, 0.1, 100, **steer) == 2.0
+    assert adapted(2.0, 0.2, 0, **steer) == 2.0
+
+
+@settings(deadline=None)
+@given(st.floats(1e-6, 10), st.floats(-5, 50), st.integers(0, 10**6), st.floats(1e-4, 10), st.integers(1, 10**5))
+def test_an_adaptive_coefficient_moves_towards_its_target_by_at_most_a_fifth(coef, kl, rows, target, horizon):
+    found = adapted(coef, kl, rows, target=target, horizon=horizon)
+    assert 0.8 * coef * (1 - 1e-12) <= found <= 1.2 * coef * (1 + 1e-12)
+    assert (found >= coef) if kl >= target else (found <= coef)

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +9,9 @@ from hypothesis import strategies as st
 from nanoskyrl.algos.aggregate import Totals, reduction
 from nanoskyrl.algos.cispo import CISPO, CispoConfig
 from nanoskyrl.algos.clip import ClipConfig
+from nanoskyrl.algos.cov import CLIP_COV, KL_COV, ClipCovConfig, KlCovConfig, covariances
+from nanoskyrl.algos.dppo import DPPO_KL, DPPO_TV, DppoKlConfig, DppoTvConfig
+from nanoskyrl.algos.gmpo import GMPO, GmpoConfig
 from nanoskyrl.algos.grpo import GRPO, GrpoConfig
 from nanoskyrl.algos.gspo import GSPO, GspoConfig
 from nanoskyrl.algos.ppo import PPO
@@ -19,12 +23,25 @@ from nanoskyrl.stages.registry import ALGOS, lookup
 
 ALL = [lookup("algo", name) for name in ALGOS]
 every = pytest.mark.parametrize("algorithm", ALL, ids=lambda algorithm: algorithm.name)
-EXAMPLES = 40  # for each of eleven algorithms, which share most of their code
+EXAMPLES = 40  # for each of the algorithms, which share most of their code
+MANY_MARKED = {
+    "clip_cov": ClipCovConfig(clip_cov_ratio=0.5, clip_cov_lb=0.0), "kl_cov": KlCovConfig(kl_cov_ratio=0.5),
+}  # fmt: skip
 REDUCED = ["token_mean", "sequence_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"]
 NAN, INF = float("nan"), float("inf")
 TOKENS = st.tuples(st.floats(-8, 0), st.floats(-5, 5), st.booleans())  # log-prob, advantage, whether it is trained
 NEAR = st.tuples(st.floats(-8, 0), st.floats(-1, 1), st.floats(-3, 3))  # log-prob, log-ratio, advantage
 FAR = st.tuples(st.floats(-8, 0), st.floats(-3, 3), st.floats(-3, 3), st.booleans())  # the same, and whether trained
+
+
+def marks_of(algorithm, config, logprobs, old_logprobs, advantages, mask):
+    """Return what an algorithm marks of a whole mini-batch; None where it marks nothing."""
+    if algorithm.marks is None:
+        return None
+    on, found = mask.bool(), torch.zeros_like(mask)
+    tokens = [of.detach()[on][None] for of in (logprobs, old_logprobs, advantages, mask)]
+    found[on] = algorithm.marks(algorithm.inputs(*tokens), config, np.random.default_rng(0))[0].to(mask.dtype)
+    return found
 
 
 def objective(algorithm, log_ratio, advantages, config=None):
@@ -44,8 +61,10 @@ def gradient_at(algorithm, ratio, advantage, config=None):
 def loss_and_gradient(algorithm, logprobs, old_logprobs, advantages, mask, loss_reduction="token_mean", config=None):
     """Put ratio, surrogate and reduction together as `train` does."""
     logprobs = logprobs.clone().requires_grad_()
-    inputs = algorithm.inputs(logprobs, old_logprobs, advantages, mask)
-    value, _ = algorithm.surrogate(inputs, config or algorithm.Config())
+    config = config or algorithm.Config()
+    marked = marks_of(algorithm, config, logprobs, old_logprobs, advantages, mask)
+    inputs = algorithm.inputs(logprobs, old_logprobs, advantages, mask, marked)
+    value, _ = algorithm.surrogate(inputs, config)
     weights = reduction(loss_reduction)(mask, Totals(tokens=int(mask.sum()), rows=len(mask), horizon=8), None)
     loss = -(value.masked_fill(~mask.bool(), 0.0) * weights).sum()
     loss.backward()
@@ -164,6 +183,11 @@ def test_grpo_s_two_bounds_are_set_apart():
         ("reinforce_pp_baseline", "reinforce_pp_baseline", "token_mean", ("loss", "k2"), 0.2, 0.2),
         ("sapo", "grpo", "sequence_mean", ("none", "k3"), None, None),
         ("cispo", "grpo", "token_mean", ("none", "k3"), None, None),
+        ("dppo_tv", "grpo", "token_mean", ("none", "k3"), None, None),
+        ("dppo_kl", "grpo", "token_mean", ("none", "k3"), None, None),
+        ("clip_cov", "grpo", "token_mean", ("none", "k3"), 1.0, 1.0),
+        ("kl_cov", "grpo", "token_mean", ("none", "k3"), None, None),
+        ("gmpo", "grpo", "sequence_mean", ("none", "k3"), None, None),
     ],
 )
 def test_each_algorithm_names_what_it_was_published_with(name, estimator, loss_reduction, kl, low, high):
@@ -174,7 +198,13 @@ def test_each_algorithm_names_what_it_was_published_with(name, estimator, loss_r
     assert (found.needs_critic, found.dynamic_sampling) == (name == "ppo", name == "dapo")
 
 
-def test_sapo_s_and_cispo_s_defaults_are_the_papers():
+def test_defaults_are_the_papers():
+    assert (DppoTvConfig().delta_low, DppoTvConfig().delta_high, DppoTvConfig().ratio_max) == (0.2, 0.2, 20)
+    assert (DppoKlConfig().delta_low, DppoKlConfig().delta_high, DppoKlConfig().ratio_max) == (0.05, 0.05, 20)
+    clip_cov, kl_cov = ClipCovConfig(), KlCovConfig()
+    assert (clip_cov.clip_cov_ratio, clip_cov.clip_cov_lb, clip_cov.clip_cov_ub) == (2e-4, 1.0, 5.0)
+    assert (kl_cov.kl_cov_ratio, kl_cov.ppo_kl_coef) == (2e-4, 1.0)
+    assert (GmpoConfig().log_clip_low, GmpoConfig().log_clip_high) == (0.4, 0.4)
     assert (SapoConfig().tau_pos, SapoConfig().tau_neg) == (1.0, 1.05)
     assert (CispoConfig().ratio_min, CispoConfig().ratio_max) == (0.0, 5.0)
 
@@ -266,6 +296,16 @@ def test_rloo_s_ratio_is_the_product_of_a_row_spread_over_its_tokens():
         (GrpoConfig, {"eps_clip_low": 1.1}),
         (GrpoConfig, {"eps_clip_high": -0.1}),
         (GrpoConfig, {"eps_clip_low": NAN}),
+        (ClipCovConfig, {"clip_cov_ratio": 0.0}),
+        (ClipCovConfig, {"clip_cov_lb": 5.0}),
+        (ClipCovConfig, {"eps_clip_low": -0.1}),
+        (KlCovConfig, {"kl_cov_ratio": 1.1}),
+        (KlCovConfig, {"ppo_kl_coef": NAN}),
+        (GmpoConfig, {"log_clip_low": -0.1}),
+        (DppoTvConfig, {"delta_low": -0.1}),
+        (DppoKlConfig, {"delta_high": NAN}),
+        (DppoTvConfig, {"ratio_max": 0.5}),
+        (GmpoConfig, {"log_clip_high": NAN}),
     ],
     ids=str,
 )
@@ -284,12 +324,170 @@ def test_settings_that_are_no_number_are_refused(config, values):
         config(**values)
 
 
+def moved(algorithm, old, new, advantage, config=None):
+    """Return value, slope by log-prob and share of one token that went from one probability to another."""
+    logprobs = torch.tensor([[new]], dtype=torch.float64).log().requires_grad_()
+    ones = torch.ones(1, 1, dtype=torch.float64)
+    inputs = algorithm.inputs(logprobs, (old * ones).log(), advantage * ones, ones)
+    value, reported = algorithm.surrogate(inputs, config or algorithm.Config())
+    value.sum().backward()
+    return value.item(), logprobs.grad.item(), reported["clip_ratio"].item()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "advantage", "left_out"),
+    [
+        (0.30, 0.49, 1.0, False), (0.30, 0.51, 1.0, True),  # good, and up by more than 0.2
+        (0.50, 0.31, -1.0, False), (0.50, 0.29, -1.0, True),  # bad, and down by more than 0.2
+        (0.30, 0.90, -1.0, False), (0.90, 0.30, 1.0, False),  # the way back is free
+        (1e-4, 1e-3, 1.0, False),  # ten times as likely, and nothing has changed
+    ],
+)  # fmt: skip
+def test_dppo_leaves_out_what_moved_too_far_in_probability_by_hand(old, new, advantage, left_out):
+    kept = 0.0 if left_out else new / old * advantage
+    assert moved(DPPO_TV, old, new, advantage) == pytest.approx((kept, kept, int(left_out)))
+
+
+def test_dppo_s_coins_by_hand():
+    # 0.5 ln(0.5 / 0.65) + 0.5 ln(0.5 / 0.35) is 0.0471; with 0.66 it is 0.0541. Down from 0.8 to 0.65, it is 0.0541.
+    assert moved(DPPO_KL, 0.5, 0.65, 1.0) == pytest.approx((1.3, 1.3, 0))
+    assert moved(DPPO_KL, 0.5, 0.66, 1.0) == (0, 0, 1)
+    assert moved(DPPO_KL, 0.8, 0.65, -1.0) == (0, 0, 1)
+    assert moved(DPPO_KL, 0.8, 0.65, -1.0, DppoKlConfig(delta_low=0.055))[2] == 0
+    assert moved(DPPO_KL, 0.8, 0.65, 1.0)[2] == 0
+
+
+def test_dppo_s_ratio_weighs_at_most_its_bound_and_keeps_its_gradient():
+    assert moved(DPPO_TV, 1e-4, 0.1, -2.0) == pytest.approx((-40, -40, 0))
+    assert moved(DPPO_TV, 1e-4, 0.1, -2.0, DppoTvConfig(ratio_max=5)) == pytest.approx((-10, -10, 0))
+
+
+def test_dppo_sees_a_fall_that_is_past_the_bound_of_log_ratios():
+    # From 0.37 to e^-30: bounded to 20, the log-ratio alone would say that it came from e^-10.
+    assert moved(DPPO_TV, math.exp(-1), math.exp(-30), -1.0)[2] == 1
+
+
+@settings(deadline=None)
+@given(st.floats(-8, 0), st.floats(-8, 0), st.sampled_from([1.0, -1.0]))
+def test_dppo_s_kl_leaves_out_what_is_past_pinsker_s_bound(old, new, advantage):
+    # KL >= 2 TV^2: a coin that moved by more than sqrt(0.05 / 2) the way it is pushed is out.
+    went = math.exp(new) - math.exp(old)
+    if went * advantage > math.sqrt(0.05 / 2) + 1e-6:
+        assert moved(DPPO_KL, math.exp(old), math.exp(new), advantage)[1:] == (0, 1)
+
+
+# Clip-Cov and KL-Cov
+
+# Log-probs -1, -1, -3, -3 have the mean -2, advantages 2, -2, 2, -2 the mean 0: covariances 2, -2, -2, 2.
+FOUR = [torch.tensor([of]).double() for of in ([-1.0, -1.0, -3.0, -3.0], [2.0, -2.0, 2.0, -2.0])]
+
+
+def marked_of_four(algorithm, config, old_logprobs=None):
+    logprobs, advantages = FOUR
+    old_logprobs = logprobs if old_logprobs is None else torch.tensor([old_logprobs]).double()
+    return marks_of(algorithm, config, logprobs, old_logprobs, advantages, torch.ones(1, 4)).tolist()
+
+
+def test_covariances_by_hand():
+    logprobs, advantages = FOUR
+    for above in (0, 1):  # only distances from the means count
+        inputs = KL_COV.inputs(logprobs - above, logprobs, advantages + above, torch.ones(1, 4))
+        assert covariances(inputs).tolist() == [[2, -2, -2, 2]]
+
+
+def test_clip_cov_marks_between_its_bounds_and_not_what_is_clipped_already():
+    assert marked_of_four(CLIP_COV, ClipCovConfig(clip_cov_ratio=1.0)) == [[1, 0, 0, 1]]
+    assert marked_of_four(CLIP_COV, ClipCovConfig(clip_cov_ratio=1.0, clip_cov_lb=2.0)) == [[0, 0, 0, 0]]
+    assert marked_of_four(CLIP_COV, ClipCovConfig(clip_cov_ratio=1.0, clip_cov_ub=2.0)) == [[0, 0, 0, 0]]
+    narrow = ClipCovConfig(clip_cov_ratio=1.0, eps_clip_low=0.2, eps_clip_high=0.2)
+    assert marked_of_four(CLIP_COV, narrow, [-1.5, -1.0, -3.0, -3.0]) == [[0, 0, 0, 1]]
+
+
+def test_clip_cov_draws_so_many_and_others_another_time():
+    config = ClipCovConfig(clip_cov_ratio=0.25)
+    logprobs, advantages = FOUR
+    inputs = CLIP_COV.inputs(logprobs, logprobs, advantages, torch.ones(1, 4))
+    drawn = [tuple(CLIP_COV.marks(inputs, config, np.random.default_rng(seed))[0].tolist()) for seed in range(50)]
+    assert set(drawn) == {(1, 0, 0, 0), (0, 0, 0, 1)}
+    assert 10 < drawn.count((1, 0, 0, 0)) < 40
+
+
+def test_kl_cov_marks_the_largest_covariances_and_of_equal_ones_the_first():
+    assert marked_of_four(KL_COV, KlCovConfig(kl_cov_ratio=0.5)) == [[1, 0, 0, 1]]
+    assert marked_of_four(KL_COV, KlCovConfig(kl_cov_ratio=0.25)) == [[1, 0, 0, 0]]
+    assert marked_of_four(KL_COV, KlCovConfig()) == [[1, 0, 0, 0]]  # at least one
+
+
+def test_a_marked_token_loses_its_gradient_under_clip_cov_and_is_drawn_back_under_kl_cov():
+    # Ratio 2 and A = 3: slope 6; under KL-Cov less the coefficient, with the sign of the way it went.
+    ratio = torch.tensor([[2.0, 2.0, 0.5, 1.0]]).double()
+    ones, marked = torch.ones(1, 4).double(), torch.tensor([[1.0, 0.0, 1.0, 1.0]]).double()
+    found = {}
+    for algorithm, config in ((CLIP_COV, ClipCovConfig()), (KL_COV, KlCovConfig(ppo_kl_coef=0.5))):
+        logprobs = ratio.log().requires_grad_()
+        inputs = algorithm.inputs(logprobs, 0 * ones, 3 * ones, ones, marked)
+        value, reported = algorithm.surrogate(inputs, config)
+        value.sum().backward()
+        found[algorithm.name] = value.tolist()[0], logprobs.grad.tolist()[0], next(iter(reported.items()))
+    value, slope, (name, share) = found["clip_cov"]
+    assert (value, slope, name, share.tolist()) == ([0, 6, 0, 0], [0, 6, 0, 0], "clip_ratio", [[1, 0, 1, 1]])
+    value, slope, (name, share) = found["kl_cov"]
+    assert value == pytest.approx([6 - math.log(2) / 2, 6, 1.5 - math.log(2) / 2, 3])
+    assert slope == pytest.approx([6 - 0.5, 6, 1.5 + 0.5, 3])
+    assert (name, share.tolist()) == ("held_ratio", marked.tolist())
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(-8, 0), st.floats(-3, 3)), min_size=1, max_size=30), st.floats(0.01, 1))
+def test_marks_are_as_many_as_asked_for_and_none_is_passed_over(tokens, share):
+    logprobs, advantages = torch.tensor([tokens], dtype=torch.float64).unbind(-1)
+    ones = torch.ones_like(logprobs)
+    inputs = KL_COV.inputs(logprobs, logprobs, advantages, ones)
+    found, asked = covariances(inputs), max(int(share * len(tokens)), 1)
+    assert float(found.sum()) == pytest.approx(
+        float((logprobs * advantages).sum() - logprobs.sum() * advantages.mean()), abs=1e-6
+    )
+    held = marks_of(KL_COV, KlCovConfig(kl_cov_ratio=share), logprobs, logprobs, advantages, ones).bool()
+    assert held.sum() == asked
+    if (~held).any():
+        assert found[held].min() >= found[~held].max()
+    config = ClipCovConfig(clip_cov_ratio=share, clip_cov_lb=-1.0, clip_cov_ub=1.0)
+    taken = marks_of(CLIP_COV, config, logprobs, logprobs, advantages, ones).bool()
+    between = (found > -1) & (found < 1)
+    assert taken.sum() == min(asked, int(between.sum()))
+    assert not (taken & ~between).any()
+
+
+# GMPO and the row's mean
+
+
+def test_gmpo_clips_a_token_before_the_mean_and_lets_the_others_of_its_row_go_on():
+    # Log-ratios 0.8 and 0 have the mean 0.4, or 0.2 if 0.8 counts as 0.4; a bad row keeps 0.8, and loses -0.8.
+    log_ratio = torch.tensor([[0.8, 0.0], [0.8, 0.0], [-0.8, 0.0], [-0.8, 0.0]]).double().requires_grad_()
+    advantages = torch.tensor([[2.0, 2.0], [-2.0, -2.0], [2.0, 2.0], [-2.0, -2.0]]).double()
+    value, reported = objective(GMPO, log_ratio, advantages)
+    means = torch.tensor([0.2, 0.4, -0.4, -0.2]).double().exp()
+    torch.testing.assert_close(value.detach(), means[:, None] * advantages)
+    assert reported["clip_ratio"].tolist() == [[1, 0], [0, 0], [0, 0], [1, 0]]
+    value.sum().backward()
+    lets_through = torch.tensor([[0.0, 1.0], [1.0, 1.0], [1.0, 1.0], [0.0, 1.0]])
+    torch.testing.assert_close(log_ratio.grad, lets_through * means[:, None] * advantages)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=6), st.sampled_from([1.0, -1.0]))
+def test_gmpo_s_ratio_is_bounded_on_the_side_that_would_be_pushed_further(distances, advantage):
+    value, _ = objective(GMPO, torch.tensor([distances]).double(), torch.full((1, len(distances)), advantage).double())
+    ratio = value / advantage
+    assert (ratio <= math.exp(0.4) + 1e-9).all() if advantage > 0 else (ratio >= math.exp(-0.4) - 1e-9).all()
+
+
 # On policy
 
 
 def one_advantage_a_row(algorithm, advantages, mask):
     """A row that has one ratio has one advantage: that is all it can be pushed by."""
-    return advantages[:, :1].expand_as(mask) if algorithm is RLOO else advantages
+    return advantages[:, :1].expand_as(mask) if algorithm in (RLOO, GMPO) else advantages
 
 
 @every
@@ -301,7 +499,9 @@ def one_advantage_a_row(algorithm, advantages, mask):
 def test_on_policy_loss_has_reinforce_s_gradient_whatever_the_reduction(algorithm, rows, loss_reduction):
     logprobs, advantages, mask = torch.tensor(rows, dtype=torch.float64).unbind(-1)
     advantages = one_advantage_a_row(algorithm, advantages, mask)
-    _, gradient = loss_and_gradient(algorithm, logprobs, logprobs, advantages, mask, loss_reduction)
+    # Clip-Cov takes some tokens out, on policy too.
+    config = ClipCovConfig(clip_cov_lb=1e3, clip_cov_ub=1e4) if algorithm is CLIP_COV else None
+    _, gradient = loss_and_gradient(algorithm, logprobs, logprobs, advantages, mask, loss_reduction, config)
     weights = reduction(loss_reduction)(mask, Totals(tokens=int(mask.sum()), rows=len(mask), horizon=8), None)
     torch.testing.assert_close(gradient, -weights * advantages)
 
@@ -334,6 +534,10 @@ def test_float32_stays_close_to_float64_while_log_ratios_are_at_most_1(algorithm
 
 def _off_the_bounds(algorithm):
     """Return settings whose clips lie past every ratio that is tried."""
+    if algorithm in (DPPO_TV, DPPO_KL):
+        return algorithm.Config(delta_low=1e3, delta_high=1e3)
+    if algorithm is GMPO:
+        return GmpoConfig(log_clip_low=2.0, log_clip_high=2.0)
     if issubclass(algorithm.Config, ClipConfig):
         return algorithm.Config(eps_clip_low=1.0, eps_clip_high=1e4)
     return None
@@ -353,11 +557,16 @@ def _off_the_bounds(algorithm):
 def test_however_a_batch_is_cut_the_gradient_is_the_same(algorithm, rows, cuts, loss_reduction):
     logprobs, distance, advantages, mask = torch.tensor(rows, dtype=torch.float64).unbind(-1)
     totals = Totals(tokens=int(mask.sum()), rows=len(mask), horizon=8)
+    config = MANY_MARKED.get(algorithm.name) or algorithm.Config()
+    marked = marks_of(algorithm, config, logprobs, logprobs - distance, advantages, mask)
 
     def gradient_of(chosen):
         given = logprobs[chosen].requires_grad_()
-        inputs = algorithm.inputs(given, (logprobs - distance)[chosen], advantages[chosen], mask[chosen])
-        value, _ = algorithm.surrogate(inputs, algorithm.Config())
+        inputs = algorithm.inputs(
+            given, (logprobs - distance)[chosen], advantages[chosen], mask[chosen],
+            None if marked is None else marked[chosen],
+        )  # fmt: skip
+        value, _ = algorithm.surrogate(inputs, config)
         (value * reduction(loss_reduction)(mask[chosen], totals, None)).sum().backward()
         return given.grad
 

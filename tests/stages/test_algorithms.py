@@ -9,9 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from running import SMALL, same_bytes
 
 from nanoskyrl.algos.advantages import EstimatorConfig
+from nanoskyrl.algos.cov import ClipCovConfig, KlCovConfig
 from nanoskyrl.algos.off_policy import OffPolicyConfig
 from nanoskyrl.stages.advantage import Models, add_advantages
 from nanoskyrl.stages.advantage_config import AdvantageConfig, Sampling, settled
@@ -310,10 +312,12 @@ def test_at_the_temperature_of_the_shard_the_ratio_is_1_on_policy(tmp_path, temp
     assert found["train/ratio/max"] == pytest.approx(1.0, abs=1e-4)
 
 
-def objective(rows, *, algo="grpo", off_policy=NO_CORRECTION, **changes):
+def objective(rows, *, algo="grpo", off_policy=NO_CORRECTION, algo_config=None, **changes):
     algorithm = lookup("algo", algo)
     config = TrainConfig(algo=algo, **changes)
-    return Objective(algorithm, algorithm.Config(), config, read_sequences(rows), 1.0, off_policy=off_policy)
+    return Objective(
+        algorithm, algo_config or algorithm.Config(), config, read_sequences(rows), 1.0, off_policy=off_policy
+    )
 
 
 PARTS = {
@@ -350,6 +354,59 @@ def test_an_objective_is_the_sum_of_its_micro_batches(stale, grpo, name):
     assert len(batches) > 1
     assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-6)
     assert float((gradients[0] - gradients[1]).norm() / gradients[0].norm()) < 1e-4
+
+
+MARKING = {
+    "clip_cov": ClipCovConfig(clip_cov_ratio=0.2, clip_cov_lb=0.0), "kl_cov": KlCovConfig(kl_cov_ratio=0.2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("algo", MARKING)
+def test_marks_are_of_the_whole_mini_batch_however_it_is_cut(stale, grpo, algo):
+    learner = Learner()
+    learner.load(grpo.policy(0))  # not where old log-probs are from: all distances are 0 there
+    rows = pa.concat_tables([stale, without_tokens(stale.slice(0, 1))])
+    marks, gradients = [], []
+    for tokens in (16384, 200):
+        made = objective(rows, algo=algo, algo_config=MARKING[algo], max_tokens_per_micro_batch=tokens)
+        mini = made.mini_batch(list(range(rows.num_rows)))
+        batches = list(made.batches(mini, learner))
+        found = {}
+        for batch in batches:
+            for row, line in zip(batch.rows, batch.marked, strict=True):
+                found[row] = line.nonzero().flatten().tolist()
+        marks.append(found)
+        gradients.append(learner.gradient(batches, lambda batch, of=made, m=mini: of.terms(learner, batch, m).loss))
+    assert len(batches) > 1
+    assert marks[0] == marks[1]
+    trained = sum(made.sequences.trained_tokens)
+    assert sum(map(len, marks[0].values())) == int(0.2 * trained)
+    assert float((gradients[0] - gradients[1]).norm() / gradients[0].norm()) < 1e-4
+    drawn_anew = [batch.marked for batch in made.batches(mini, learner)]
+    same = all(torch.equal(a, b.marked) for a, b in zip(drawn_anew, batches, strict=True))
+    assert same == (algo == "kl_cov")
+
+
+def test_a_train_that_draws_tokens_ends_with_the_same_bytes(grpo, tmp_path):
+    tables = settings(
+        "clip_cov", run={"lag": 1}, clip_cov={"clip_cov_ratio": 0.2, "clip_cov_lb": 0.0},
+        train={"algo": "clip_cov", "policy_mini_batch_size": 2, "update_epochs_per_batch": 2},
+    )  # fmt: skip
+    session = Session(grpo, tables)
+    digests = {session.train(2, output=tmp_path / name).manifest.digest for name in "ab"}
+    assert len(digests) == 1
+
+
+def test_what_marks_tokens_is_compared_and_previewed_with_its_share(grpo):
+    tables = settings("grpo", run={"lag": 1}, clip_cov={"clip_cov_ratio": 0.2}, kl_cov={"kl_cov_ratio": 0.2})
+    session = Session(grpo, tables)
+    _, clip_cov, kl_cov = session.compare(["reinforce", "clip_cov", "kl_cov"]).to_pylist()
+    assert (clip_cov["share_name"], kl_cov["share_name"]) == ("clip_ratio", "held_ratio")
+    assert 0 < clip_cov["share"] <= 0.2
+    assert kl_cov["share"] == pytest.approx(0.2, abs=0.01)
+    assert Session(grpo, merge(tables, {"train": {"algo": "kl_cov"}})).preview_train()["policy/held_ratio"] == (
+        pytest.approx(kl_cov["share"])
+    )
 
 
 def without_tokens(row):
@@ -533,6 +590,10 @@ def algorithm(surrogate):
     made = {"estimator": "grpo", "loss_reduction": "token_mean", "source": "here"}
     return Algorithm(name="mine", surrogate=surrogate, Config=Config, **made)
 
+def marking(marks):
+    return Algorithm(name="mine", surrogate=lambda inputs, config: (value(inputs), {}), Config=Config, marks=marks,
+                     estimator="grpo", loss_reduction="token_mean", source="here")
+
 def fails(inputs, config):
     raise KeyError("kaboom")
 
@@ -546,6 +607,8 @@ SCALAR = algorithm(lambda inputs, config: (value(inputs).mean(), {}))
 DETACHED = algorithm(lambda inputs, config: (value(inputs).detach(), {}))
 NAN = algorithm(lambda inputs, config: (value(inputs) * float("nan"), {}))
 GOOD = algorithm(lambda inputs, config: (value(inputs), {}))
+MARKS_NONE = marking(lambda inputs, config, random: None)
+MARKS_FAIL = marking(lambda inputs, config, random: 1 / 0)
 NUMBER = 7
 E_NONE = Estimator(name="mine", estimate=lambda batch, config: None)
 E_FEW = Estimator(name="mine", estimate=lambda batch, config: Estimates([]))
@@ -567,7 +630,8 @@ def mine(tmp_path, monkeypatch):
     [
         ("FAILS", "algorithm `mine` failed: KeyError"), ("NOTHING", "no pair of an objective and named values"),
         ("BARE", "no pair of an objective"), ("SCALAR", r"has the shape \[\]"), ("DETACHED", "carries no gradient"),
-        ("NUMBER", "is a int, not an Algorithm"),
+        ("NUMBER", "is a int, not an Algorithm"), ("MARKS_NONE", "its marks are no Tensor of the shape"),
+        ("MARKS_FAIL", "algorithm `mine` failed: ZeroDivisionError"),
     ],
 )  # fmt: skip
 def test_an_algorithm_of_the_user_s_that_is_none_is_one_error(grpo, mine, name, says):
@@ -635,11 +699,11 @@ def test_a_dry_advantage_loads_no_model(grpo, monkeypatch):
 def test_on_policy_algorithms_differ_in_their_reduction_alone(tmp_path):
     run = Run(tmp_path / "run")
     loop(run, settings("grpo", loop={"steps": 1}))
-    names = ["grpo", "sapo", "gspo", "dapo", "cispo", "reinforce"]
+    names = ["grpo", "sapo", "gspo", "dapo", "cispo", "gmpo", "dppo_tv", "dppo_kl", "reinforce"]
     tables = settings("grpo", train={"algo": "grpo", "loss_reduction": "token_mean"})
     found = Session(run, tables).compare(names, output=tmp_path / "compared.parquet")
     for row in found.to_pylist():
-        assert [value for _, value in row["cosines"]] == pytest.approx([1.0] * 6, abs=1e-4)
+        assert [value for _, value in row["cosines"]] == pytest.approx([1.0] * len(names), abs=1e-4)
         assert row["share"] == {"sapo": pytest.approx(1), "reinforce": None}.get(row["algo"], 0)
         assert row["gradient_norm"] == pytest.approx(found.column("gradient_norm")[0].as_py(), rel=1e-3)
         assert len(row["weight"]) == 16
@@ -673,7 +737,7 @@ def test_advantages_of_another_algorithm_are_refused(grpo, tmp_path, algo, made,
     assert "--allow-estimator" in caught.value.hint
 
 
-@pytest.mark.parametrize("algo", ["sapo", "gspo", "dapo", "cispo"])
+@pytest.mark.parametrize("algo", ["sapo", "gspo", "dapo", "cispo", "gmpo", "dppo_tv", "dppo_kl", "clip_cov", "kl_cov"])
 def test_algorithms_of_grpo_s_family_take_its_advantages(grpo, algo):
     assert Session(grpo, settings(algo, run={"lag": 1})).preview_train()["rows"] == 16
 
@@ -684,7 +748,9 @@ def test_the_defaults_of_an_algorithm_decide_what_was_left_open():
         for name in ALGOS
     }
     assert {name: config.estimator for name, config in found.items() if name != config.estimator} == {
-        "ppo": "gae", "sapo": "grpo", "gspo": "grpo", "dapo": "grpo", "cispo": "grpo", "reinforce": "reinforce_pp",
+        "ppo": "gae", "sapo": "grpo", "gspo": "grpo", "dapo": "grpo", "cispo": "grpo", "gmpo": "grpo",
+        "dppo_tv": "grpo", "dppo_kl": "grpo", "clip_cov": "grpo", "kl_cov": "grpo",
+        "reinforce": "reinforce_pp",
     }  # fmt: skip
     assert [name for name, config in found.items() if config.max_groups] == ["dapo"]
     assert [name for name, config in found.items() if config.overlong_buffer_length] == ["dapo"]

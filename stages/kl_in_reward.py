@@ -1,0 +1,103 @@
+"""The KL to the reference that is taken off rewards, and the coefficient that it is weighed by.
+
+An adaptive coefficient is no state of a process: a step's follows from what the manifest
+of the step before says, so a run that was killed goes on with the same one.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nanoskyrl.algos.kl import adapted
+from nanoskyrl.stages.advantage_config import AdvantageConfig
+from nanoskyrl.stages.errors import InputError
+from nanoskyrl.stages.manifest import Manifest
+
+FACT = "kl_in_reward"
+"""In the manifest of an `advantage` whose coefficient adapts: coef, the one in force; kl, the mean over rows of their
+tokens' mean, in nats; rows; next_coef, the one of the next step."""
+
+Rows = Sequence[np.ndarray | None]
+
+
+def coefficient(config: AdvantageConfig, previous: Manifest | None) -> float:
+    """Return the weight of the KL in force: what the step before left, or what the settings begin with."""
+    if config.kl_ctrl == "fixed" or previous is None or FACT not in previous.facts:
+        return config.kl_reward_coef
+    return previous.facts[FACT]["next_coef"]
+
+
+def kl_by_row(old: Rows, ref: Rows, masks: Sequence[np.ndarray], estimator: str) -> list[np.ndarray | None]:
+    """Return estimates of KL(old || reference) of each row's tokens in nats, 0 on those that are not trained.
+
+    Args:
+        old: [T] nats of each row's tokens under the old policy.
+        ref: [T] nats under the reference; None where a row was not asked about.
+        masks: [T] nonzero on trained tokens.
+        estimator: One of KL_ESTIMATORS.
+    """
+    import torch
+
+    from nanoskyrl.algos.kl import kl
+
+    def of_row(old: np.ndarray | None, ref: np.ndarray | None, mask: np.ndarray) -> np.ndarray | None:
+        if old is None or ref is None:
+            return None
+        of_old, of_ref, on = (torch.from_numpy(np.asarray(of, np.float64).copy())[None] for of in (old, ref, mask))
+        return kl(of_old, of_ref, on, estimator)[0].numpy()
+
+    return [of_row(*of) for of in zip(old, ref, masks, strict=True)]
+
+
+def penalties(
+    passed: Mapping[str, Rows], masks: Sequence[np.ndarray], config: AdvantageConfig, needed: set[int]
+) -> list[np.ndarray | None] | None:
+    """Return the weighed KL of each row's trained tokens, under the old policy against the reference; None if off.
+
+    Args:
+        passed: Columns of log-probs, one value a row.
+        masks: [T] nonzero on trained tokens.
+        config: Its `kl_reward_coef` is the one in force.
+        needed: Rows whose penalty is.
+
+    Raises:
+        InputError: a row that is trained on has no log-probs to take it from.
+    """
+    if not config.use_kl_in_reward:
+        return None
+    old = passed["old_logprobs"] if "old_logprobs" in passed else passed["logprobs"]
+    if any(old[row] is None for row in needed):
+        raise InputError(
+            "`advantage.use_kl_in_reward` needs log-probs, and rows have none",
+            hint="Run `skyrl advantage --old-logprobs recompute`",
+        )
+    found = kl_by_row(old, passed["ref_logprobs"], masks, config.kl_estimator_type)
+    return [None if row is None else config.kl_reward_coef * row for row in found]
+
+
+def facts_of(
+    columns: Mapping[str, Rows], sampled: Rows, masks: Sequence[np.ndarray], config: AdvantageConfig
+) -> dict[str, Any]:
+    """Return what the next step's coefficient follows from, for the manifest; {} where it does not adapt.
+
+    Args:
+        columns: Of `advantage`, one value a row; null in rows that are not kept.
+        sampled: [T] recorded log-probs of each row.
+        masks: [T] nonzero on trained tokens.
+        config: Its `kl_reward_coef` is the one in force.
+    """
+    if config.kl_ctrl == "fixed":
+        return {}
+    recomputed = config.old_logprobs == "recompute"
+    found = kl_by_row(
+        columns["old_logprobs"] if recomputed else sampled, columns["ref_logprobs"], masks, config.kl_estimator_type
+    )
+    # A row without trained tokens counts, as in the reductions of losses.
+    means = [
+        float(row.sum()) / max(np.count_nonzero(m), 1) for row, m in zip(found, masks, strict=True) if row is not None
+    ]
+    mean, coef = math.fsum(means) / max(len(means), 1), config.kl_reward_coef
+    then = adapted(coef, mean, len(means), target=config.kl_target, horizon=config.kl_horizon)
+    return {FACT: {"coef": coef, "kl": mean, "rows": len(means), "next_coef": then}}

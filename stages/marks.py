@@ -1,0 +1,58 @@
+"""Tokens that an algorithm picks by comparing all of a mini-batch, before its micro-batches are taken.
+
+A rank or a mean over tokens must not hang on how a mini-batch is cut, so the log-probs of
+all of its tokens are computed first, in a pass without gradient.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nanoskyrl.algos.base import Algorithm
+from nanoskyrl.stages.batching import Sequences
+from nanoskyrl.stages.registry import plugin_errors
+
+
+def marked_tokens(
+    algorithm: Algorithm,
+    config: Any,
+    sequences: Sequences,
+    logprobs: Sequence[np.ndarray],
+    seed: int,
+) -> list[np.ndarray | None]:
+    """Return what the algorithm marks: 0 and 1 on the response tokens of each row.
+
+    Args:
+        algorithm: One with `marks`.
+        config: Its settings.
+        sequences: The rows of a mini-batch, each with a trained token.
+        logprobs: Of their response tokens, nats under the policy that is trained.
+        seed: Of what the algorithm draws.
+
+    Raises:
+        SettingsError: an algorithm of the user's fails, or returns something else.
+    """
+    assert algorithm.marks is not None
+    on = [mask != 0 for mask in sequences.loss_mask]
+
+    def flat(rows: Sequence[np.ndarray | None]) -> Tensor:
+        return torch.from_numpy(np.concatenate([np.asarray(row)[of] for row, of in zip(rows, on, strict=True)]))[None]
+
+    old = [u if o is None else o for u, o in zip(sequences.logprobs, sequences.old_logprobs, strict=True)]
+    tokens = flat(logprobs)
+    seen = algorithm.inputs(tokens, flat(old), flat(sequences.advantages), torch.ones_like(tokens))
+    random = np.random.Generator(np.random.Philox(key=seed))
+    with plugin_errors(f"algorithm `{algorithm.name}`"), torch.no_grad():
+        picked = algorithm.marks(seen, config, random)
+        if not isinstance(picked, Tensor) or picked.shape != seen.mask.shape:
+            raise ValueError(f"its marks are no Tensor of the shape {list(seen.mask.shape)}")
+    ends = np.cumsum([of.sum() for of in on])
+    found: list[np.ndarray | None] = []
+    for of, numbers in zip(on, np.split(picked[0].numpy(), ends[:-1]), strict=True):
+        line = np.zeros(len(of), np.float32)
+        line[of] = numbers
+        found.append(line)
+    return found
