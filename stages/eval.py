@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from nanoskyrl.envs.base import Environment, Task
+from nanoskyrl.envs.base import Environment
 from nanoskyrl.eval.base import Benchmark
 from nanoskyrl.eval.metrics import counts_of, summarize
 from nanoskyrl.eval.prices import read_prices
@@ -35,7 +35,7 @@ from nanoskyrl.stages.manifest import (
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.openai_engine import OpenaiEngine
 from nanoskyrl.stages.registry import lookup, plugin_errors
-from nanoskyrl.stages.rollout import ROWS_PER_PART, Plan, RolloutConfig, failed, prepare, run_parts
+from nanoskyrl.stages.rollout import ROWS_PER_PART, Plan, RolloutConfig, failed, prepare, run_parts, tasks_in
 from nanoskyrl.stages.score import score_table, unjudged
 from nanoskyrl.stages.shards import read_part
 from nanoskyrl.stages.storage import is_local, make_directory, write_whole
@@ -63,7 +63,8 @@ class EvalConfig:
     bench: tuple[str, ...] = ()
     """Benchmarks in place of the environment."""
     limit: int | None = None
-    """Tasks, the first of a seeded permutation; 0 takes all. None: 100 of a benchmark, 512 of an environment."""
+    """Tasks, the first of a seeded permutation; 0 takes all. None: 100 of a benchmark, 512 of an environment.
+    Where there are fewer, all of them."""
     n_samples: int = 1
     """Samples of each task."""
     pass_k: tuple[int, ...] = ()
@@ -267,11 +268,10 @@ def _as_rollout(
     """Return the rollout that samples these tasks."""
     with plugin_errors(f"environment `{name}`"):
         environment: Environment = lookup("env", name)(plugin_config(settings, "env", name))
+        there = len(tasks_in(environment, "test"))
     bench = environment if isinstance(environment, Benchmark) else None
     limit = config.limit if config.limit is not None else BENCH_TASKS if bench else ENV_TASKS
-    if bench or not limit:  # a benchmark is as long as it is, and a file may hold a part of it
-        tasks: list[Task] = list(environment.tasks("test"))
-        limit = min(limit or len(tasks), len(tasks))
+    limit = min(limit or there, there)
     limits = bench or rollout_config
     return dataclasses.replace(
         rollout_config, env=name, split="test", step=0, seed=config.seed, tasks=(),

@@ -216,13 +216,22 @@ def tasks_of(environment: Environment, config: RolloutConfig, sampling_round: in
         SettingsError, InputError: the environment gives none, an unknown one is asked for, or there are too few.
     """
     with plugin_errors(f"environment `{config.env}`"):
-        tasks = environment.tasks(config.split)
-        if not isinstance(tasks, Sequence):
-            raise TypeError(f"tasks() returned {type(tasks).__name__}, no sequence")
-        chosen = choose_tasks(tasks, config, sampling_round)
+        chosen = choose_tasks(tasks_in(environment, config.split), config, sampling_round)
         for task in chosen:
             check_task(task)
     return chosen
+
+
+def tasks_in(environment: Environment, split: str) -> Sequence[Task]:
+    """Return all tasks of a split.
+
+    Raises:
+        TypeError: the environment returned no sequence.
+    """
+    tasks = environment.tasks(split)
+    if not isinstance(tasks, Sequence):
+        raise TypeError(f"tasks() returned {type(tasks).__name__}, no sequence")
+    return tasks
 
 
 def without_places(config: Any) -> dict[str, Any]:
@@ -252,11 +261,13 @@ def choose_tasks(tasks: Sequence[Task], config: RolloutConfig, sampling_round: i
                     hint=f"For instance `{next(iter(by_id), '')}`",
                 )
         return [by_id[task_id] for task_id in config.tasks]
+    if not tasks:
+        raise InputError(f"{config.env} has no tasks in split {config.split}", hint="Give it at least one")
     count = config.train_batch_size
     if count > len(tasks):
         raise SettingsError(
             f"`rollout.train_batch_size` is {count}, but {config.env} has {len(tasks)} tasks in split {config.split}",
-            hint=f"Lower it with `--train-batch-size {max(1, len(tasks))}`, or give more tasks",
+            hint=f"Lower it with `--train-batch-size {len(tasks)}`, or give more tasks",
         )
     # One permutation, gone through again and again: a batch never holds a task twice.
     order = permutation(len(tasks), config.seed, config.env, config.split, sampling_round)
