@@ -12,7 +12,7 @@ from nanoskyrl.envs import reasoning
 from nanoskyrl.envs.actions import final_answer
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import read_tasks
-from nanoskyrl.envs.graders import answer_verdict, unanswered
+from nanoskyrl.envs.graders import ANSWERED, answer_verdict, unanswered
 from nanoskyrl.envs.problems import MAX_LEVEL, generate
 from nanoskyrl.envs.tools import replies_to
 from nanoskyrl.stages.errors import SettingsError
@@ -106,7 +106,7 @@ class TextMath:
         return Score(
             reward=(1 - weight) * right + weight * tidy,
             success=right,
-            parts={"answer": mark, "format": float(tidy)},
+            parts={"answer": mark, "format": float(tidy), ANSWERED: float(answered)},
         )
 
     def expert(self, task: Task) -> list[str]:

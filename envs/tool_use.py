@@ -12,7 +12,7 @@ from typing import Any
 from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END, tool_calls
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import read_tasks
-from nanoskyrl.envs.graders import NO_ANSWER, answer_verdict, unanswered
+from nanoskyrl.envs.graders import ANSWERED, NO_ANSWER, answer_verdict, unanswered
 from nanoskyrl.envs.problems import MAX_LEVEL
 from nanoskyrl.envs.python_exec import make_python_exec
 from nanoskyrl.envs.sandbox import BACKENDS, choose
@@ -151,7 +151,7 @@ class ToolUse:
 
     def score(self, trajectory: Trajectory) -> Score:
         """Reward the right answer, and valid calls; an answer inside a tool's words does not count."""
-        _, right = answer_verdict(trajectory)
+        answered, right = answer_verdict(trajectory)
         records = [call for turn in trajectory.turns for call in turn.tool_calls]
         calls = [call for call in records if call.error != NO_ANSWER]
         valid = bool(calls) and all(call.ok for call in calls)
@@ -159,7 +159,7 @@ class ToolUse:
         return Score(
             reward=(1 - weight) * right + weight * valid,
             success=right,
-            parts={"answer": float(right), "calls": float(valid)},
+            parts={"answer": float(right), "calls": float(valid), ANSWERED: float(answered)},
         )
 
     def expert(self, task: Task) -> list[str]:
