@@ -21,7 +21,7 @@ from nanoskyrl.eval.metrics import counts_of, summarize
 from nanoskyrl.eval.prices import read_prices
 from nanoskyrl.stages.config import plugin_config, to_plain
 from nanoskyrl.stages.engines import UNREACHABLE, AsyncEngine, Engine, TokenEngine, make_engine
-from nanoskyrl.stages.errors import SettingsError, ShortError
+from nanoskyrl.stages.errors import NanoskyrlError, SettingsError, ShortError
 from nanoskyrl.stages.manifest import (
     STAYS_LOCAL,
     SUMMARY,
@@ -165,6 +165,7 @@ def evaluate(
             for file, content in bench.files(rows).items():
                 make_directory(output / FILES)
                 write_whole(output / FILES / file, content)
+        numbers["held_out"] = bench is not None or _held_out(plan.environment, name)
         numbers["task_ids"] = [task.task_id for task in plan.tasks]
         write_whole(output / SUMMARY, (json.dumps(numbers, indent=2, ensure_ascii=False) + "\n").encode())
         facts = {STAYS_LOCAL: bench.stays_local} if bench is not None and bench.stays_local else {}
@@ -260,6 +261,19 @@ def _journal_of(output: Path) -> Path | None:
 
 def _short(table: pa.Table) -> dict[str, int]:
     return {**failed(table), **{reason: n for reason, n in unjudged(table).items() if reason != "skipped"}}
+
+
+def _held_out(environment: Environment, name: str) -> bool:
+    """Return whether the tasks of split test are others than those of split train."""
+    with plugin_errors(f"environment `{name}`"):
+        test = tasks_in(environment, "test")
+        try:
+            train = tasks_in(environment, "train")
+        except NanoskyrlError:  # no task is trained on
+            return True
+        return len(train) != len(test) or any(
+            dataclasses.replace(a, split=b.split) != b for a, b in zip(train, test, strict=True)
+        )
 
 
 def _as_rollout(

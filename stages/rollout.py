@@ -43,9 +43,9 @@ from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
 if TYPE_CHECKING:
     from nanoskyrl.stages.score import Scorer
 
-NOT_IN_MANIFEST = ("device", "data", "actions", "corpus", "prompt", "judge_prompt", "shots_data")
+NOT_IN_MANIFEST = ("device", "data", "test_data", "actions", "corpus", "prompt", "judge_prompt", "shots_data")
 """Settings that say where to run or where a file lies; files appear by digest, as inputs."""
-FILES = ("data", "actions", "corpus", "prompt", "judge_prompt", "shots_data")
+FILES = ("data", "test_data", "actions", "corpus", "prompt", "judge_prompt", "shots_data")
 LEAST_TEMPERATURE, LEAST_TOP_P = 1e-3, 1e-6
 """Below these, float32 can no longer tell the logits apart."""
 ROWS_PER_PART = 512
@@ -194,6 +194,8 @@ def prepare(policy: Path | None, config: RolloutConfig, settings: dict[str, dict
         # Rewards decide how many rounds there are.
         described |= described_rewards(stage_config(settings, "score"), stage_config(settings, "judge"))
     inputs = {**files_of(env_config), **files_of(engine_config)}
+    if config.split == "train":
+        inputs.pop("test_data", None)  # it can change no row of this split
     head = Head(stage="rollout", settings=described, inputs=inputs, policy=policy_digest(policy) if policy else None)
     return Plan(config, environment, tasks, head)
 
