@@ -95,7 +95,7 @@ class RolloutConfig:
     memory_turns: int = 4
     """Turns that `last_turns` and `summary` show."""
     stop_strings: tuple[str, ...] = ()
-    """Texts that end a turn as soon as they are written, such as </tool_call>; on engines hf and openai."""
+    """Texts that end a turn as soon as they are written, such as </tool_call>; on engines hf, vllm and openai."""
     rows_per_part: int = ROWS_PER_PART
     """Trajectories in a part, rounded up to whole groups; in a benchmark 16 unless it is set."""
     dynamic_sampling: bool | None = None
