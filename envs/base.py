@@ -73,7 +73,7 @@ class Score:
     """None: could not be judged. Never 0 for that."""
     success: bool | None = None
     parts: dict[str, float | None] = field(default_factory=dict)
-    """Components of the reward by name."""
+    """Components of the reward by name; `answered` beside them, where an environment knows."""
 
 
 class VerifierTimeout(TimeoutError):

@@ -51,6 +51,11 @@ def read_tasks(data: str, split: str) -> list[Task]:
     return tasks
 
 
+def data_of(split: str, data: str | None, test_data: str | None) -> str | None:
+    """Return the file or data set that a split is read from; None: its tasks are generated."""
+    return test_data if split == "test" and test_data is not None else data
+
+
 def read_rows(
     name: str, what: str = "data set", holds: str = "prompts and ground truths"
 ) -> list[tuple[str, dict[str, Any]]]:

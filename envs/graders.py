@@ -33,6 +33,8 @@ class Verdict:
     """`right`, or what is wrong, or `timeout` or `died` where there is no verdict."""
 
 
+ANSWERED = "answered"
+"""Part of a score that says whether there was an answer to be judged at all, 1 or 0."""
 NO_ANSWER = "no_answer"
 """The kind of mistake of a turn that ends an attempt and holds no answer."""
 RIGHT, WRONG = Verdict(True, "right"), Verdict(False, "another answer")

@@ -11,8 +11,8 @@ from functools import cache
 from nanoskyrl.envs import reasoning
 from nanoskyrl.envs.actions import final_answer
 from nanoskyrl.envs.base import Observation, Score, Step, Task
-from nanoskyrl.envs.datasets import read_tasks
-from nanoskyrl.envs.graders import answer_verdict, unanswered
+from nanoskyrl.envs.datasets import data_of, read_tasks
+from nanoskyrl.envs.graders import ANSWERED, answer_verdict, unanswered
 from nanoskyrl.envs.problems import MAX_LEVEL, generate
 from nanoskyrl.envs.tools import replies_to
 from nanoskyrl.stages.errors import SettingsError
@@ -37,6 +37,8 @@ class TextMathConfig:
     """Part of the reward given for an answer in tags; the rest is for the right one."""
     data: str | None = None
     """A .jsonl or .parquet file of prompts and ground truths, in place of generated tasks."""
+    test_data: str | None = None
+    """Such a file for split test; None: `data` serves both splits, and nothing is held out."""
 
     def __post_init__(self) -> None:
         """Refuse levels that do not exist and weights that are no share."""
@@ -80,9 +82,9 @@ class TextMath:
         self.config = config
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return the tasks of `train` or `test`; a data set serves both, as it was named."""
-        if self.config.data is not None:
-            return read_tasks(self.config.data, split)
+        """Return the tasks of `train` or `test`; a data set serves both, unless `test_data` names another."""
+        if (data := data_of(split, self.config.data, self.config.test_data)) is not None:
+            return read_tasks(data, split)
         count = self.config.n_test if split == "test" else self.config.n_train
         if self.config.family.startswith(reasoning.PREFIX):
             return reasoning.tasks(self.config.family.removeprefix(reasoning.PREFIX), split, count)
@@ -106,7 +108,7 @@ class TextMath:
         return Score(
             reward=(1 - weight) * right + weight * tidy,
             success=right,
-            parts={"answer": mark, "format": float(tidy)},
+            parts={"answer": mark, "format": float(tidy), ANSWERED: float(answered)},
         )
 
     def expert(self, task: Task) -> list[str]:

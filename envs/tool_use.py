@@ -11,8 +11,8 @@ from typing import Any
 
 from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END, tool_calls
 from nanoskyrl.envs.base import Observation, Score, Step, Task
-from nanoskyrl.envs.datasets import read_tasks
-from nanoskyrl.envs.graders import NO_ANSWER, answer_verdict, unanswered
+from nanoskyrl.envs.datasets import data_of, read_tasks
+from nanoskyrl.envs.graders import ANSWERED, NO_ANSWER, answer_verdict, unanswered
 from nanoskyrl.envs.problems import MAX_LEVEL
 from nanoskyrl.envs.python_exec import make_python_exec
 from nanoskyrl.envs.sandbox import BACKENDS, choose
@@ -51,6 +51,8 @@ class ToolUseConfig:
     """Part of the reward given for calls that are all valid, with at least one; the rest is for the right answer."""
     data: str | None = None
     """A .jsonl or .parquet file of prompts and ground truths, in place of generated tasks."""
+    test_data: str | None = None
+    """Such a file for split test; None: `data` serves both splits, and nothing is held out."""
     corpus: str | None = None
     """A .jsonl or .parquet file of title and text, in place of the encyclopedia that ships."""
     sandbox: str = "auto"
@@ -119,8 +121,8 @@ class ToolUse:
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the tasks of `train` or `test`; kinds take turns while they last."""
-        if self.config.data is not None:
-            return read_tasks(self.config.data, split)
+        if (data := data_of(split, self.config.data, self.config.test_data)) is not None:
+            return read_tasks(data, split)
         count = self.config.n_test if split == "test" else self.config.n_train
         share = -(-count // len(self.config.kinds))
         by_kind = [self._tasks_of(kind, split, share) for kind in self.config.kinds]
@@ -151,7 +153,7 @@ class ToolUse:
 
     def score(self, trajectory: Trajectory) -> Score:
         """Reward the right answer, and valid calls; an answer inside a tool's words does not count."""
-        _, right = answer_verdict(trajectory)
+        answered, right = answer_verdict(trajectory)
         records = [call for turn in trajectory.turns for call in turn.tool_calls]
         calls = [call for call in records if call.error != NO_ANSWER]
         valid = bool(calls) and all(call.ok for call in calls)
@@ -159,7 +161,7 @@ class ToolUse:
         return Score(
             reward=(1 - weight) * right + weight * valid,
             success=right,
-            parts={"answer": float(right), "calls": float(valid)},
+            parts={"answer": float(right), "calls": float(valid), ANSWERED: float(answered)},
         )
 
     def expert(self, task: Task) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from nanoskyrl.envs.actions import tool_calls
 from nanoskyrl.envs.base import Episode, Message, Observation, Score, Step, Task
+from nanoskyrl.envs.graders import ANSWERED
 from nanoskyrl.envs.tool_use import ToolUse, ToolUseConfig
 from nanoskyrl.eval.rows import Hub, Row, bench_rows
 from nanoskyrl.stages.digests import digest_json
@@ -21,8 +22,6 @@ from nanoskyrl.stages.storage import as_path
 from nanoskyrl.stages.trajectory import Trajectory
 
 SPLIT = "test"
-ANSWERED = "answered"
-"""Part of a score that says whether there was an answer to be judged at all, 1 or 0."""
 JUDGE_FAILED = "judge_failed"
 """Part of a score: 1 where a judge was asked and gave no verdict."""
 

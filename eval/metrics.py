@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from nanoskyrl.eval.base import ANSWERED, JUDGE_FAILED, Scored
+from nanoskyrl.envs.graders import ANSWERED, NO_ANSWER
+from nanoskyrl.eval.base import JUDGE_FAILED, Scored
 from nanoskyrl.eval.passk import mean_interval, pass_at_k
 from nanoskyrl.stages.trajectory import Trajectory, from_table
 
@@ -27,7 +28,7 @@ INVALID = ("malformed", "unknown_tool", "bad_arguments", "too_many_calls")
 
 def counts_of(row: Trajectory) -> dict[str, float]:
     """Return the turns and the tool calls of an attempt by kind."""
-    calls = [call for turn in row.turns for call in turn.tool_calls]
+    calls = [call for turn in row.turns for call in turn.tool_calls if call.error != NO_ANSWER]
     invalid = sum(not call.ok and call.error in INVALID for call in calls)
     valid = sum(call.ok for call in calls)
     numbers = (len(row.turns), valid, invalid, len(calls) - valid - invalid)

@@ -1,5 +1,6 @@
 """`skyrl eval`."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -99,6 +100,7 @@ def evaluate(
     if not chosen:
         with working("eval"):
             outcome = session.eval(policy=named, output=path(out), force=force)
+        _say_fewer(session, outcome.output)
         return finish(outcome, session, None, as_json)
     return _run(session, chosen, named, out, force, as_json)
 
@@ -120,12 +122,23 @@ def _run(session: Any, names: list[str], policy: Any, out: str | None, force: bo
             code = max(code, error.exit_code)
             continue
         summaries[name] = summary_of(outcome.output)
+        _say_fewer(session, outcome.output)
         code = max(code, finish(outcome, session, None, as_json=False))
     if as_json:
         print_json(summaries)
     elif summaries:
         emit(table(summaries))
     return code
+
+
+def _say_fewer(session: Any, output: Path) -> None:
+    """Say that there were fewer tasks than were asked for by a number."""
+    from nanoskyrl.stages.eval_report import summary_of
+    from nanoskyrl_cli.options import say
+
+    limit = session.settings.get("eval", {}).get("limit")
+    if limit and (there := len(summary_of(output)["task_ids"])) < limit:
+        say(f"`eval.limit` is {limit}, and there are {there} tasks: all of them were taken")
 
 
 def _names(bench: str | None, env: str | None, endpoint: str | None) -> list[str]:

@@ -17,7 +17,9 @@ def report_line(step: int, numbers: dict[str, Any]) -> str:
         name = next((key.split("/")[1] for key in numbers if key.startswith("eval/") and key.endswith("/success")), "")
         success = numbers.get(f"eval/{name}/success")
         samples = numbers.get(f"eval/{name}/samples")
-        return f"policy {step:4d}  held-out success {_percent(success)} on {samples} samples of {name}"
+        if numbers.get(f"eval/{name}/held_out", True):
+            return f"policy {step:4d}  held-out success {_percent(success)} on {samples} samples of {name}"
+        return f"policy {step:4d}  success on the training tasks {_percent(success)} on {samples} samples of {name}"
     success = numbers.get("reward/success")
     bar = "█" * round(BAR * (success or 0.0))
     shown = {"reward": "reward/avg_raw_reward", "entropy": "policy/policy_entropy", "grad": "train/grad_norm"}
@@ -35,7 +37,7 @@ def _short(value: float | None) -> str:
 
 
 def curve(run: Run) -> str:
-    """Return a plot of sampled success by step, with the held-out evaluations below; empty for a run without steps.
+    """Return a plot of sampled success by step, with the evaluations below; empty for a run without steps.
 
     Rewards that say nothing of success, such as a function's, are plotted themselves.
     """
@@ -80,5 +82,6 @@ def evaluations(run: Run) -> str:
         who = summary.parent.parent.name
         who = f"policy {int(who)}" if re.fullmatch(r"0\d{7}", who) else who
         success, samples = _percent(numbers.get("success")).strip(), numbers.get("samples")
-        rows.append(f"held-out {summary.parent.name}, {who}: success {success} on {samples} samples")
+        tasks = "held-out" if numbers.get("held_out", True) else "training tasks of"
+        rows.append(f"{tasks} {summary.parent.name}, {who}: success {success} on {samples} samples")
     return "\n".join(rows)

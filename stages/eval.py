@@ -15,13 +15,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from nanoskyrl.envs.base import Environment, Task
+from nanoskyrl.envs.base import Environment
 from nanoskyrl.eval.base import Benchmark
 from nanoskyrl.eval.metrics import counts_of, summarize
 from nanoskyrl.eval.prices import read_prices
 from nanoskyrl.stages.config import plugin_config, to_plain
 from nanoskyrl.stages.engines import UNREACHABLE, AsyncEngine, Engine, TokenEngine, make_engine
-from nanoskyrl.stages.errors import SettingsError, ShortError
+from nanoskyrl.stages.errors import NanoskyrlError, SettingsError, ShortError
 from nanoskyrl.stages.manifest import (
     STAYS_LOCAL,
     SUMMARY,
@@ -35,7 +35,7 @@ from nanoskyrl.stages.manifest import (
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.openai_engine import OpenaiEngine
 from nanoskyrl.stages.registry import lookup, plugin_errors
-from nanoskyrl.stages.rollout import ROWS_PER_PART, Plan, RolloutConfig, failed, prepare, run_parts
+from nanoskyrl.stages.rollout import ROWS_PER_PART, Plan, RolloutConfig, failed, prepare, run_parts, tasks_in
 from nanoskyrl.stages.score import score_table, unjudged
 from nanoskyrl.stages.shards import read_part
 from nanoskyrl.stages.storage import is_local, make_directory, write_whole
@@ -63,7 +63,8 @@ class EvalConfig:
     bench: tuple[str, ...] = ()
     """Benchmarks in place of the environment."""
     limit: int | None = None
-    """Tasks, the first of a seeded permutation; 0 takes all. None: 100 of a benchmark, 512 of an environment."""
+    """Tasks, the first of a seeded permutation; 0 takes all. None: 100 of a benchmark, 512 of an environment.
+    Where there are fewer, all of them."""
     n_samples: int = 1
     """Samples of each task."""
     pass_k: tuple[int, ...] = ()
@@ -164,6 +165,7 @@ def evaluate(
             for file, content in bench.files(rows).items():
                 make_directory(output / FILES)
                 write_whole(output / FILES / file, content)
+        numbers["held_out"] = bench is not None or _held_out(plan.environment, name)
         numbers["task_ids"] = [task.task_id for task in plan.tasks]
         write_whole(output / SUMMARY, (json.dumps(numbers, indent=2, ensure_ascii=False) + "\n").encode())
         facts = {STAYS_LOCAL: bench.stays_local} if bench is not None and bench.stays_local else {}
@@ -261,17 +263,29 @@ def _short(table: pa.Table) -> dict[str, int]:
     return {**failed(table), **{reason: n for reason, n in unjudged(table).items() if reason != "skipped"}}
 
 
+def _held_out(environment: Environment, name: str) -> bool:
+    """Return whether the tasks of split test are others than those of split train."""
+    with plugin_errors(f"environment `{name}`"):
+        test = tasks_in(environment, "test")
+        try:
+            train = tasks_in(environment, "train")
+        except NanoskyrlError:  # no task is trained on
+            return True
+        return len(train) != len(test) or any(
+            dataclasses.replace(a, split=b.split) != b for a, b in zip(train, test, strict=True)
+        )
+
+
 def _as_rollout(
     name: str, config: EvalConfig, rollout_config: RolloutConfig, settings: Mapping[str, Mapping[str, Any]]
 ) -> RolloutConfig:
     """Return the rollout that samples these tasks."""
     with plugin_errors(f"environment `{name}`"):
         environment: Environment = lookup("env", name)(plugin_config(settings, "env", name))
+        there = len(tasks_in(environment, "test"))
     bench = environment if isinstance(environment, Benchmark) else None
     limit = config.limit if config.limit is not None else BENCH_TASKS if bench else ENV_TASKS
-    if bench or not limit:  # a benchmark is as long as it is, and a file may hold a part of it
-        tasks: list[Task] = list(environment.tasks("test"))
-        limit = min(limit or len(tasks), len(tasks))
+    limit = min(limit or there, there)
     limits = bench or rollout_config
     return dataclasses.replace(
         rollout_config, env=name, split="test", step=0, seed=config.seed, tasks=(),

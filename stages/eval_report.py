@@ -31,7 +31,7 @@ LINES = (
 )  # fmt: skip
 """What the table shows of every evaluation: the line's name, the key in its summary, and how it is written."""
 GENERAL = {key for _, key, _ in LINES} | {
-    "benchmark", "metric", "task_ids", "completion_tokens_mean", "status", "score_status",
+    "benchmark", "metric", "task_ids", "held_out", "completion_tokens_mean", "status", "score_status",
 }  # fmt: skip
 
 

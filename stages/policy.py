@@ -10,6 +10,7 @@ import contextlib
 import json
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -22,6 +23,9 @@ from nanoskyrl.stages.storage import as_path, link_or_copy, make_directory, sync
 
 if TYPE_CHECKING:
     import torch
+
+# peft calls transformers by the old name wherever it makes adapters; nobody here can mend that.
+warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
 
 STARTER = "starter"
 STARTER_DIRECTORY = Path(__file__).parent / "starter_policy"

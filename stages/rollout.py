@@ -43,9 +43,9 @@ from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
 if TYPE_CHECKING:
     from nanoskyrl.stages.score import Scorer
 
-NOT_IN_MANIFEST = ("device", "data", "actions", "corpus", "prompt", "judge_prompt", "shots_data")
+NOT_IN_MANIFEST = ("device", "data", "test_data", "actions", "corpus", "prompt", "judge_prompt", "shots_data")
 """Settings that say where to run or where a file lies; files appear by digest, as inputs."""
-FILES = ("data", "actions", "corpus", "prompt", "judge_prompt", "shots_data")
+FILES = ("data", "test_data", "actions", "corpus", "prompt", "judge_prompt", "shots_data")
 LEAST_TEMPERATURE, LEAST_TOP_P = 1e-3, 1e-6
 """Below these, float32 can no longer tell the logits apart."""
 ROWS_PER_PART = 512
@@ -95,7 +95,7 @@ class RolloutConfig:
     memory_turns: int = 4
     """Turns that `last_turns` and `summary` show."""
     stop_strings: tuple[str, ...] = ()
-    """Texts that end a turn as soon as they are written, such as </tool_call>; on engines hf and openai."""
+    """Texts that end a turn as soon as they are written, such as </tool_call>; on engines hf, vllm and openai."""
     rows_per_part: int = ROWS_PER_PART
     """Trajectories in a part, rounded up to whole groups; in a benchmark 16 unless it is set."""
     dynamic_sampling: bool | None = None
@@ -194,6 +194,8 @@ def prepare(policy: Path | None, config: RolloutConfig, settings: dict[str, dict
         # Rewards decide how many rounds there are.
         described |= described_rewards(stage_config(settings, "score"), stage_config(settings, "judge"))
     inputs = {**files_of(env_config), **files_of(engine_config)}
+    if config.split == "train":
+        inputs.pop("test_data", None)  # it can change no row of this split
     head = Head(stage="rollout", settings=described, inputs=inputs, policy=policy_digest(policy) if policy else None)
     return Plan(config, environment, tasks, head)
 
@@ -216,13 +218,22 @@ def tasks_of(environment: Environment, config: RolloutConfig, sampling_round: in
         SettingsError, InputError: the environment gives none, an unknown one is asked for, or there are too few.
     """
     with plugin_errors(f"environment `{config.env}`"):
-        tasks = environment.tasks(config.split)
-        if not isinstance(tasks, Sequence):
-            raise TypeError(f"tasks() returned {type(tasks).__name__}, no sequence")
-        chosen = choose_tasks(tasks, config, sampling_round)
+        chosen = choose_tasks(tasks_in(environment, config.split), config, sampling_round)
         for task in chosen:
             check_task(task)
     return chosen
+
+
+def tasks_in(environment: Environment, split: str) -> Sequence[Task]:
+    """Return all tasks of a split.
+
+    Raises:
+        TypeError: the environment returned no sequence.
+    """
+    tasks = environment.tasks(split)
+    if not isinstance(tasks, Sequence):
+        raise TypeError(f"tasks() returned {type(tasks).__name__}, no sequence")
+    return tasks
 
 
 def without_places(config: Any) -> dict[str, Any]:
@@ -252,11 +263,13 @@ def choose_tasks(tasks: Sequence[Task], config: RolloutConfig, sampling_round: i
                     hint=f"For instance `{next(iter(by_id), '')}`",
                 )
         return [by_id[task_id] for task_id in config.tasks]
+    if not tasks:
+        raise InputError(f"{config.env} has no tasks in split {config.split}", hint="Give it at least one")
     count = config.train_batch_size
     if count > len(tasks):
         raise SettingsError(
             f"`rollout.train_batch_size` is {count}, but {config.env} has {len(tasks)} tasks in split {config.split}",
-            hint=f"Lower it with `--train-batch-size {max(1, len(tasks))}`, or give more tasks",
+            hint=f"Lower it with `--train-batch-size {len(tasks)}`, or give more tasks",
         )
     # One permutation, gone through again and again: a batch never holds a task twice.
     order = permutation(len(tasks), config.seed, config.env, config.split, sampling_round)

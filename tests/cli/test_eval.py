@@ -101,6 +101,25 @@ def test_a_cost_is_given_where_prices_are(tmp_path):
     assert json.loads(done.stdout)["mmlu"]["cost"] == pytest.approx(3 * (7 * 1000 + 3 * 10000) / 1e6)
 
 
+def own_tasks(path, count):
+    return lines(path, [{"prompt": f"{i} + 1", "ground_truth": str(i + 1)} for i in range(count)])
+
+
+@pytest.mark.parametrize(
+    ("limit", "tasks", "says"), [((), 5, None), (("--limit", 9), 5, "`eval.limit` is 9, and there are 5 tasks"), (("--limit", 3), 3, None)]
+)  # fmt: skip
+def test_an_environment_gives_at_most_the_tasks_it_has(limit, tasks, says, tmp_path):
+    file, run = own_tasks(tmp_path / "tasks.jsonl", 5), tmp_path / "run"
+    done = skyrl("eval", "--engine", "scripted", "--run", run, *limit, "--set", f"text_math.data={file}")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("`eval.limit`") == (says is not None)
+    assert says is None or says in done.stderr
+    out = run / "evals" / "scripted" / "text_math"
+    assert len(json.loads((out / "summary.json").read_text())["task_ids"]) == tasks
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert (manifest["settings"]["rollout"]["train_batch_size"], manifest["rows_out"]) == (tasks, tasks)
+
+
 # skyrl grade
 
 ROWS = [

@@ -65,7 +65,7 @@ def test_the_expert_earns_everything(family):
     for task in tasks:
         score = environment.score(attempt(environment, task, environment.expert(task)))
         assert (score.reward, score.success) == (1.0, True)
-        assert score.parts == {"answer": 1.0, "format": 1.0}
+        assert score.parts == {"answer": 1.0, "format": 1.0, "answered": 1.0}
 
 
 def test_a_wrong_answer_earns_nothing(environment):
@@ -80,7 +80,7 @@ def test_a_wrong_answer_in_tags_earns_the_format_s_share_and_is_no_success(envir
     score = environment.score(attempt(environment, task, ["<answer>no idea</answer>"]))
     assert score.reward == pytest.approx(0.1)
     assert score.success is False
-    assert score.parts == {"answer": 0.0, "format": 1.0}
+    assert score.parts == {"answer": 0.0, "format": 1.0, "answered": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_right_answer_in_a_truncated_text_lacks_the_format(environment, task):
     score = environment.score(attempt(environment, task, environment.expert(task), status="truncated"))
     assert score.reward == pytest.approx(0.9)
     assert score.success is True
-    assert score.parts == {"answer": 1.0, "format": 0.0}
+    assert score.parts == {"answer": 1.0, "format": 0.0, "answered": 1.0}
 
 
 def test_an_attempt_without_a_turn_earns_nothing(environment, task):

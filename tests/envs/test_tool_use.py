@@ -75,7 +75,7 @@ def test_the_expert_earns_everything_and_the_tool_tells_it_the_answer(config):
         trajectory = attempt(environment, task, environment.expert(task))
         score = environment.score(trajectory)
         assert (score.reward, score.success) == (1.0, True)
-        assert score.parts == {"answer": 1.0, "calls": 1.0}
+        assert score.parts == {"answer": 1.0, "calls": 1.0, "answered": 1.0}
         assert [turn.done for turn in trajectory.turns] == [False, True]
         assert task.ground_truth in trajectory.turns[0].observation
 
@@ -91,14 +91,14 @@ def test_a_wrong_answer_after_valid_calls_earns_the_calls_share(environment, tas
     score = environment.score(attempt(environment, task, actions))
     assert score.reward == pytest.approx(0.1)
     assert score.success is False
-    assert score.parts == {"answer": 0.0, "calls": 1.0}
+    assert score.parts == {"answer": 0.0, "calls": 1.0, "answered": 1.0}
 
 
 def test_a_right_answer_without_a_call_lacks_the_calls_share(environment, task):
     score = environment.score(attempt(environment, task, [f"<answer>{task.ground_truth}</answer>"]))
     assert score.reward == pytest.approx(0.9)
     assert score.success is True
-    assert score.parts == {"answer": 1.0, "calls": 0.0}
+    assert score.parts == {"answer": 1.0, "calls": 0.0, "answered": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_one_failed_call_loses_the_calls_share(environment, task, bad):
     good, answer = environment.expert(task)
     score = environment.score(attempt(environment, task, [good, bad, answer]))
     assert score.reward == pytest.approx(0.9)
-    assert score.parts == {"answer": 1.0, "calls": 0.0}
+    assert score.parts == {"answer": 1.0, "calls": 0.0, "answered": 1.0}
 
 
 def test_an_answer_in_a_tool_s_words_does_not_count(environment, task):
@@ -227,8 +227,13 @@ def test_valid_calls_keep_their_share_where_the_answer_is_missing(environment, t
     assert environment.score(attempt(environment, task, [*calls, "I do not know"])).parts == {
         "answer": 0.0,
         "calls": 1.0,
+        "answered": 0.0,
     }
-    assert environment.score(attempt(environment, task, ["I do not know"])).parts == {"answer": 0.0, "calls": 0.0}
+    assert environment.score(attempt(environment, task, ["I do not know"])).parts == {
+        "answer": 0.0,
+        "calls": 0.0,
+        "answered": 0.0,
+    }
 
 
 def test_answers_that_need_no_tags_are_never_recorded_as_missing(environment, task):

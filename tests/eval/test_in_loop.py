@@ -9,7 +9,7 @@ from benches import rows_file
 from running import SMALL
 
 from nanoskyrl.stages.config import merge
-from nanoskyrl.stages.curve import curve
+from nanoskyrl.stages.curve import curve, report_line
 from nanoskyrl.stages.errors import ConflictError
 from nanoskyrl.stages.eval import settings_of
 from nanoskyrl.stages.hf_engine import HfEngine
@@ -60,3 +60,21 @@ def test_eval_every_runs_the_chosen_benchmarks_and_writes_them_beside_the_policy
     assert verify(run.root).holds
     with pytest.raises(ConflictError, match="began with another `eval"):
         loop(run, merge(settings, {"eval": {"bench": ("mmlu",)}}))
+
+
+@pytest.mark.parametrize(("own_test", "line"), [(False, "success on the training tasks"), (True, "held-out success")])
+def test_success_on_training_tasks_is_not_called_held_out(own_test, line, tmp_path):
+    for name, first in (("train", 0), ("test", 50)):
+        rows = [{"prompt": f"{i} + 1", "ground_truth": str(i + 1)} for i in range(first, first + 4)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"data": str(tmp_path / "train.jsonl")} | ({"test_data": str(tmp_path / "test.jsonl")} if own_test else {})
+    run, lines = Run(tmp_path / "run"), []
+    settings = merge(SMALL, {"loop": {"steps": 1, "eval_every": 1}, "text_math": data})
+    loop(run, settings, report=lambda step, numbers: lines.append(report_line(step, numbers)))
+    assert [line in text for text in lines] == [True, False, True]
+    assert ("held-out text_math, policy 1" in curve(run)) == own_test
+    assert ("training tasks of text_math, policy 1" in curve(run)) != own_test
+    out = run.root / "evals" / "00000001" / "text_math"
+    assert json.loads((out / "summary.json").read_text())["held_out"] is own_test
+    assert ("test_data" in read_manifest(out).inputs) == own_test
+    assert "test_data" not in read_manifest(run.stage(0, "rollout")).inputs

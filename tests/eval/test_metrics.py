@@ -11,9 +11,10 @@ from nanoskyrl.eval.compare import bootstrap_95, paired
 from nanoskyrl.eval.metrics import cost, summarize
 from nanoskyrl.eval.prices import read_prices
 from nanoskyrl.stages.errors import InputError, SettingsError
-from nanoskyrl.stages.eval import EvalConfig
+from nanoskyrl.stages.eval import EvalConfig, evaluate
 from nanoskyrl.stages.eval_report import LINES, compare, comparison, summary_of, table
 from nanoskyrl.stages.registry import names
+from nanoskyrl.stages.rollout import RolloutConfig
 from nanoskyrl.stages.trajectory import ToolCall, Turn, to_table
 
 
@@ -49,6 +50,30 @@ def test_numbers_by_hand(shard):
     assert (found["turns_mean"], found["turns_p95"]) == (3.0, 3.0)
     assert (found["prompt_tokens"], found["completion_tokens"]) == (24, 16)
     assert found["cost"] == pytest.approx((24 * 2 + 16 * 10) / 1e6)
+
+
+def evaluated(name, output, says):
+    """Return the summary of an environment's evaluation, of four tasks and with three turns at most."""
+    config = EvalConfig(limit=4, max_turns=3)
+    evaluate(None, output, config, RolloutConfig(engine="scripted"), name=name, engine=Says(says))
+    return summary_of(output)
+
+
+def test_a_reply_without_an_answer_is_no_call_and_no_answer(tmp_path):
+    replies = iter(["five", "<answer>x</answer>", "<answer>", "<answer>y</answer>"])
+    found = evaluated("text_math", tmp_path / "out", lambda task: next(replies))
+    assert found["no_answer"] == 0.5
+    assert [found[f"tool_calls_{kind}"] for kind in ("valid", "invalid", "failed")] == [0, 0, 0]
+
+
+def test_calls_to_the_last_turn_are_no_answer(tmp_path):
+    call = '<tool_call>{"tool": "calculator", "args": {"expression": "1/0"}}</tool_call>'
+    found = evaluated("tool_use", tmp_path / "out", lambda task: call)
+    assert (found["no_answer"], found["turns_mean"], found["tool_calls_failed"]) == (1.0, 3.0, 12)
+
+
+def test_an_environment_without_answers_has_no_share_of_them(tmp_path):
+    assert evaluated("webshop_lite", tmp_path / "out", lambda task: "search[red shoes]")["no_answer"] is None
 
 
 def test_the_95th_percentile_of_steps(shard):

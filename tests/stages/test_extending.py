@@ -1,11 +1,19 @@
 """What docs/extending.md says, done."""
 
+import json
+import re
+import shlex
 import sys
 
 import pytest
 from running import ROOT
 
+from nanoskyrl.stages.manifest import read_manifest
+from nanoskyrl.stages.shards import read_parts
 from nanoskyrl_cli.main import run as skyrl
+
+PAGE = (ROOT / "docs" / "extending.md").read_text()
+QUICK = ("--set", "rollout.n_samples_per_prompt=2", "--set", "rollout.max_generate_length=8")
 
 
 @pytest.fixture
@@ -18,7 +26,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield tmp_path
-    for name in ("guess_env", "my_rewards"):
+    for name in ("guess_env", "my_rewards", "my_algo", "my_estimator", "hotter"):
         sys.modules.pop(name, None)
 
 
@@ -64,8 +72,6 @@ def test_an_algorithm_chosen_at_the_first_train_is_that_of_the_next_steps(here):
     assert 'algo = "sapo"' in text
     for command in (["rollout"], ["score"], ["advantage"], ["train"]):
         assert skyrl(command) == 0
-    from nanoskyrl.stages.manifest import read_manifest
-
     assert read_manifest(here / "runs" / "default" / "step-000001" / "train").settings["train"]["algo"] == "sapo"
 
 
@@ -86,3 +92,48 @@ def test_every_default_in_a_written_settings_file_can_be_uncommented(here):
 def test_a_command_that_failed_leaves_no_run_behind(here):
     assert skyrl(["rollout", "--data", "nowhere.jsonl"]) == 2
     assert not (here / "runs").exists()
+
+
+@pytest.fixture
+def of_the_page(here):
+    """The files of the page in the current directory, each under the name that it has there."""
+    for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        name = re.match(r"# (\w+\.py)\n", code)[1]
+        assert name == "my_rewards.py" or not (here / name).exists()
+        (here / name).write_text(code)
+    (here / "tasks.jsonl").write_text(re.search(r"```json\n(.*?)```", PAGE, re.DOTALL)[1])
+    environments = (ROOT / "docs" / "environments.md").read_text()
+    (here / "hotter.py").write_text(re.search(r"```python\n(.*?)```", environments, re.DOTALL)[1])
+    return here
+
+
+def loops():
+    """Return the loops of the page as arguments."""
+    text = PAGE.replace("\\\n", " ")
+    return [shlex.split(line)[1:] for line in re.findall(r"^\$ (skyrl loop .*)$", text, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("arguments", loops(), ids=["tasks", "environment"])
+def test_the_loop_of_the_page_takes_everything_of_the_user_s(of_the_page, arguments):
+    assert skyrl([*arguments, *QUICK]) == 0
+    run = of_the_page / arguments[arguments.index("--run") + 1]
+    trained = read_manifest(run / "step-000001" / "train")
+    assert trained.settings["train"]["algo"] == "my_algo:MINE"
+    scored = run / "step-000001" / "score"
+    parts = [json.loads(p) for t in read_parts(scored, read_manifest(scored)) for p in t["reward_parts"].to_pylist()]
+    assert all({"env", "my_rewards:short"} <= part.keys() for part in parts)
+
+
+def test_the_estimator_of_the_page_takes_the_mean_of_the_group_off(of_the_page):
+    small = ["--train-batch-size", "2", "--n-samples-per-prompt", "4", "--max-generate-length", "32"]
+    assert skyrl(["rollout", *small]) == 0
+    assert skyrl(["score"]) == 0
+    commands = re.findall(r"^\$ (skyrl (?:advantage|train) .*)$", PAGE, re.MULTILINE)
+    assert [skyrl(shlex.split(command)[1:]) for command in commands] == [0, 0]
+    place = of_the_page / "runs" / "default" / "step-000000" / "advantage"
+    rows = [row for table in read_parts(place, read_manifest(place)) for row in table.to_pylist()]
+    means = {g: sum(r["reward"] for r in rows if r["group_id"] == g) / 4 for g in {r["group_id"] for r in rows}}
+    kept = [row for row in rows if row["kept"]]
+    assert kept
+    for row in kept:
+        assert max(row["advantages"], key=abs) == pytest.approx(row["reward"] - means[row["group_id"]])

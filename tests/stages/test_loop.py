@@ -179,3 +179,10 @@ def test_a_second_loop_in_a_run_is_refused_while_the_first_is_at_work(tmp_path):
     with locked(tmp_path / "run"), pytest.raises(OutputError, match=r"another process is writing `.*/run`"):
         loop(Run(tmp_path / "run"), SMALL)
     assert not (tmp_path / "run").exists()
+
+
+def test_training_adapters_prints_no_warning_of_the_libraries(tmp_path):
+    small = {**SMALL, "loop": {"steps": 1}, "train": {"lora_rank": 2}}
+    done = skyrl("loop", "--run", tmp_path / "run", *as_flags(small))
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
