@@ -73,7 +73,8 @@ def train(
         from nanoskyrl.stages.parallel import launch
 
         session.first_policy()  # once, before there are several to do it
-        return launch(["-m", "nanoskyrl_cli.main", *sys.argv[1:]], num_processes)
+        launch(["-m", "nanoskyrl_cli.main", *sys.argv[1:]], num_processes)
+        return 0
     if follow:
         from nanoskyrl.stages.config import stage_config
         from nanoskyrl.stages.follow import follow as stage
