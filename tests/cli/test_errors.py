@@ -471,3 +471,41 @@ def test_rows_whose_log_probs_cannot_make_a_ratio_are_refused_before_any_model_i
     capsys.readouterr()
     assert skyrl(["train", *flags]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["score", "train", "sync"])
+def test_a_manifest_that_holds_no_table_is_broken_and_the_rest_is_checked(spoilt, name, capsys):
+    (stage(spoilt, name) / "manifest.json").write_text("[]")
+    (stage(spoilt, "rollout") / "part-00000.parquet").unlink()
+    assert skyrl(["verify", str(spoilt)]) == 1
+    said = capsys.readouterr().err
+    assert f"broken: `{stage(spoilt, name) / 'manifest.json'}` lacks what a manifest holds" in said
+    assert f"broken: {stage(spoilt, 'rollout') / 'part-00000.parquet'} is missing" in said
+    assert skyrl(["show", str(spoilt)]) == 0
+    assert not re.search(r"^ +0 +all ", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--timing",)])
+def test_what_is_no_number_in_the_metrics_is_not_shown(spoilt, arguments, capsys):
+    wrong = [
+        {"step": 0, "stage": "score", "reward/success": "abc", "reward/avg_raw_reward": [1]},
+        {"step": 0, "stage": "train", "timing/total": "long", "train/loss": {}},
+        {"step": 1, "stage": "score", "reward/success": 0.5, "reward/avg_raw_reward": True},
+    ]
+    with (spoilt / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in wrong)
+    assert skyrl(["show", str(spoilt), *arguments]) == 0
+    assert "abc" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["null", '{"canary_ids": "x", "base": 3}', "[1]", '{"canary_logprobs": [null]}', "{"])
+def test_a_policy_json_of_another_kind_is_refused_and_found_by_verify(spoilt, text, capsys):
+    place = spoilt / "policies" / "00000001" / "policy.json"
+    place.unlink()  # it shares its file with the train that made it
+    place.write_text(text)
+    assert skyrl(["show", str(place.parent)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: `{place}` is not what `train` writes: ")
+    assert "PolicyInfo()" not in said
+    assert skyrl(["verify", str(spoilt)]) == 1
+    assert f"broken: `{place}` is not what `train` writes" in capsys.readouterr().err
