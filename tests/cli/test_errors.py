@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from running import SMALL, as_flags
 
+from nanoskyrl.stages.digests import digest_file
 from nanoskyrl.stages.loop import loop
 from nanoskyrl.stages.policy import STARTER_DIRECTORY
 from nanoskyrl.stages.runs import Run
@@ -509,3 +510,60 @@ def test_a_policy_json_of_another_kind_is_refused_and_found_by_verify(spoilt, te
     assert "PolicyInfo()" not in said
     assert skyrl(["verify", str(spoilt)]) == 1
     assert f"broken: `{place}` is not what `train` writes" in capsys.readouterr().err
+
+
+def written_again(run, change):
+    """Replace the advantages' only parts by changed ones, as their manifest would have them."""
+    place = stage(run, "advantage")
+    manifest = json.loads((place / "manifest.json").read_text())
+    for part in manifest["parts"]:
+        path = place / part["name"]
+        table = change(pq.read_table(path))
+        pq.write_table(table, path)
+        part["digest"] = digest_file(path)
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    return place
+
+
+def first_kept(table):
+    return table.column("kept").to_pylist().index(True)
+
+
+def with_value(table, name, row, value):
+    values = table.column(name).to_pylist()
+    values[row] = value
+    return table.set_column(table.column_names.index(name), table.field(name), pa.array(values, table.field(name).type))
+
+
+SPOILT_ROWS = {
+    "log-probs": ("logprobs", lambda old: [None if v is None else -float("inf") for v in old], "NaN or infinity in `logprobs`"),
+    "old log-probs": ("old_logprobs", lambda old: [float("nan")], "NaN or infinity in `old_logprobs`"),
+    "trainable": ("trainable", lambda old: False, "is kept, and not trainable"),
+    "prompt": ("prompt_ids", lambda old: [], "has an empty prompt"),
+    "temperature": ("temperature", lambda old: 0.5, "rows were sampled at temperatures 0.5, 1.0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPOILT_ROWS)
+def test_rows_that_cannot_be_trained_are_named_with_their_directory(spoilt, name, capsys):
+    column, spoil, says = SPOILT_ROWS[name]
+    names = []
+
+    def change(table):
+        row = first_kept(table)
+        names.append(table.column("trajectory_id")[row].as_py())
+        old = table.column(column)[row].as_py()
+        if column == "old_logprobs":
+            value = [spoil(old)[0]] * len(table.column("response_ids")[row])
+        else:
+            value = spoil(old)
+        return with_value(table, column, row, value)
+
+    place = written_again(spoilt, change)
+    arguments = ["--policy", str(spoilt / "policies" / "00000000"), "--out", str(spoilt.parent / "out")]
+    assert skyrl(["train", str(place), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: `{place}`: ")
+    assert says in said
+    assert column == "temperature" or f"trajectory `{names[0]}`" in said
+    assert not (spoilt.parent / "out").exists()
