@@ -13,7 +13,9 @@ import pytest
 from running import SMALL, as_flags
 
 from nanoskyrl.stages.digests import digest_file
+from nanoskyrl.stages.follow import STOP_FILE
 from nanoskyrl.stages.loop import loop
+from nanoskyrl.stages.manifest import locked
 from nanoskyrl.stages.policy import STARTER_DIRECTORY
 from nanoskyrl.stages.runs import Run
 from nanoskyrl_cli.main import run as skyrl
@@ -297,6 +299,13 @@ CASES = {
     "an output with foreign files": (foreign, 1, "holds `thesis.txt`, which no stage wrote", "directory of its own"),
     "an output of other settings": (in_run("score", "--set", "text_math.format_weight=0.5"), 2, "settings.text_math.format_weight", "--force"),
     "a run with other settings": (in_run("loop", "--set", "train.lr=0.5"), 2, "began with another `train.lr`", "--run"),
+    "another algorithm in a run": (in_run("loop", "--algo", "gspo"), 2, 'began with another `train.algo`: "grpo", now "gspo"', "--run"),
+    "steps of one training": (in_run("train", "--steps", "1"), 2, "`--steps` goes with `--follow`", "Add `--follow`"),
+    "shards to follow": (lambda run: ["train", stage(run, "advantage"), "--follow", "--run", run, "--steps", 1], 2, "no shards such as", "Name the run alone"),
+    "a stage to follow": (lambda run: ["train", stage(run, "advantage"), "--follow", "--steps", 1], 2, "is the output of a stage", "Name the run"),
+    "an output of following": (in_run("train", "--follow", "--steps", "1", "--out", "out"), 2, "`--out` does not go with `--follow`", "Leave out"),
+    "a run to follow that is not there": (lambda run: ["train", "--follow", "--run", run.parent / "no", "--steps", 1], 2, "there is no run", "skyrl rollout"),
+    "a state that is not there": (in_run("train", "--state", "/nonexist", "--force"), 2, "`/nonexist` is no optimizer state", "--state"),
     "another policy in a run": (in_run("rollout", "--policy", "{other}"), 1, "began with the policy `starter`, not", "Start another run"),
     "a reward that is not there": (in_run("score", "--reward", "json:reward", "--force"), 2, "module `json` has no `reward`", ""),
     "a weight that is no number": (in_run("score", "--reward", "env=much", "--force"), 2, "no number after the sign", "env=0.5"),
@@ -567,3 +576,10 @@ def test_rows_that_cannot_be_trained_are_named_with_their_directory(spoilt, name
     assert says in said
     assert column == "temperature" or f"trajectory `{names[0]}`" in said
     assert not (spoilt.parent / "out").exists()
+
+
+def test_a_second_trainer_of_a_run_is_told_of_the_first(spoilt, capsys):
+    with locked(spoilt / STOP_FILE):
+        assert skyrl(["train", "--follow", "--run", str(spoilt), "--steps", "1"]) == 1
+    said = capsys.readouterr().err
+    assert f"error: another trainer follows the run `{spoilt}`\n\nhint: Wait for it" in said

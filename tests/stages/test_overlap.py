@@ -112,6 +112,7 @@ def test_a_second_trainer_of_a_run_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_ends_at_a_signal_and_with_whoever_keeps_it(tmp_path):
+    (tmp_path / "run").mkdir()
     command = [sys.executable, "-m", "nanoskyrl_cli.main", "train", "--follow", str(tmp_path / "run")]
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
