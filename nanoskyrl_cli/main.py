@@ -7,11 +7,13 @@ Nothing imported here, or by the modules of single commands, loads torch or tran
 import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
 import typer
 
+from nanoskyrl.stages import rank_errors
 from nanoskyrl.stages.errors import EXIT_FAILED, EXIT_INTERRUPTED, NanoskyrlError
 from nanoskyrl_cli import (
     advantage,
@@ -100,10 +102,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except NanoskyrlError as error:
         if os.environ.get(TRACEBACK):
             raise
-        print(f"error: {error}", file=sys.stderr)
-        if error.hint:
-            print(f"\nhint: {error.hint}", file=sys.stderr)
-        return error.exit_code
+        return _tell(str(error), error.hint, error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -115,30 +114,44 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     except OSError as error:
         place = f"`{error.filename}`: " if error.filename else ""
-        print(f"error: {place}{error.strerror or error}", file=sys.stderr)
-        print("\nhint: Check the path, its permissions and the free space", file=sys.stderr)
-        return EXIT_FAILED
+        hint = "Check the path, its permissions and the free space"
+        return _tell(f"{place}{error.strerror or error}", hint, EXIT_FAILED)
     except Exception as error:
         if hasattr(error, "format_message"):  # what typer raises for wrong usage
             return _usage_error(error)
         raise
 
 
+def _tell(message: str, hint: str | None, exit_code: int) -> int:
+    """Print an error, or leave it to the process that started this one beside others; return its exit code."""
+    if rank_errors.is_watched():
+        rank_errors.leave(message, hint, exit_code)
+        return exit_code
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"\nhint: {hint}", file=sys.stderr)
+    return exit_code
+
+
 def _usage_error(error: Exception) -> int:
     """Print a usage error as ours are printed."""
-    message = error.format_message()  # type: ignore[attr-defined]
+    message, exit_code = error.format_message(), getattr(error, "exit_code", 2)  # type: ignore[attr-defined]
     if not message:  # the help was shown because nothing was asked for
-        return getattr(error, "exit_code", 2)
-    print(f"error: {message[:1].lower() + message[1:].rstrip('.')}", file=sys.stderr)
+        return exit_code
     context = getattr(error, "ctx", None)
-    if context is not None:
-        print(f"\nhint: `{context.command_path} --help` shows what it takes", file=sys.stderr)
-    return getattr(error, "exit_code", 2)
+    hint = None if context is None else f"`{context.command_path} --help` shows what it takes"
+    return _tell(message[:1].lower() + message[1:].rstrip("."), hint, exit_code)
 
 
 def main() -> NoReturn:
     """Entry point of the command `skyrl`."""
-    sys.exit(run())
+    try:
+        sys.exit(run())
+    except Exception:
+        if not rank_errors.is_watched():
+            raise
+        rank_errors.leave(traceback.format_exc(), None, EXIT_FAILED, is_bug=True)
+        sys.exit(EXIT_FAILED)
 
 
 if __name__ == "__main__":  # in processes that train together

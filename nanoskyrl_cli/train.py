@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -65,15 +66,22 @@ def train(
 
     Example: skyrl train --algo sapo
     """
+    _check_options(
+        follow, advantages, run, steps=steps is not None,
+        others={"--out": out, "--policy": policy, "--state": state, "--force": force, "--dry-run": dry_run},
+    )  # fmt: skip
     if follow:
         run, advantages = run or next(iter(advantages or ()), None), None
+        _check_run(run)
+    _check_state(path(state))
     flags = {"train": {"algo": algo, "lr": lr, "lora_rank": lora_rank, "allow_estimator": allow_estimator or None}}
     session = open_session(run, config, assignments, flags, ahead=follow)
     if num_processes > 1 and not dry_run and "WORLD_SIZE" not in os.environ:
         from nanoskyrl.stages.parallel import launch
 
         session.first_policy()  # once, before there are several to do it
-        return launch(["-m", "nanoskyrl_cli.main", *sys.argv[1:]], num_processes)
+        launch(["-m", "nanoskyrl_cli.main", *sys.argv[1:]], num_processes)
+        return 0
     if follow:
         from nanoskyrl.stages.config import stage_config
         from nanoskyrl.stages.follow import follow as stage
@@ -101,3 +109,50 @@ def train(
             force=force,
         )
     return finish(outcome, session, "sync", as_json)
+
+
+def _check_options(
+    follow: bool, advantages: list[str] | None, run: str | None, *, steps: bool, others: dict[str, object]
+) -> None:
+    """Refuse what would be dropped without a word."""
+    from nanoskyrl.stages.errors import SettingsError
+
+    if not follow:
+        if steps:
+            raise SettingsError("`--steps` goes with `--follow`", hint="Add `--follow`, or leave `--steps` out")
+        return
+    if len(advantages or ()) + (run is not None) > 1:
+        raise SettingsError(
+            f"`--follow` takes one run, and no shards such as `{(advantages or [''])[-1]}`",
+            hint="Name the run alone: each of its steps is trained",
+        )
+    if given := next((name for name, value in others.items() if value), None):
+        raise SettingsError(
+            f"`{given}` does not go with `--follow`, which trains each step in its place in the run",
+            hint="Leave out one of the two",
+        )
+
+
+def _check_run(run: str | None) -> None:
+    """Refuse to follow what is no run: nothing would ever come."""
+    from nanoskyrl.stages.errors import InputError
+    from nanoskyrl.stages.manifest import is_finished
+    from nanoskyrl.stages.runs import default_run
+    from nanoskyrl.stages.storage import as_path
+
+    place = as_path(run or default_run())
+    if not place.is_dir():
+        raise InputError(f"there is no run `{place}` to follow", hint="Begin it with `skyrl rollout`, or `skyrl init`")
+    if is_finished(place):
+        raise InputError(f"`{place}` is the output of a stage, and no run to follow", hint="Name the run it lies in")
+
+
+def _check_state(state: Path | None) -> None:
+    """Refuse an optimizer's state that no train left; what `train` says of one that was pruned comes later."""
+    from nanoskyrl.stages.errors import InputError
+    from nanoskyrl.stages.manifest import is_finished
+
+    if state is not None and not is_finished(state.parent):
+        raise InputError(
+            f"`{state}` is no optimizer state of a finished train", hint="Name the folder `state` of one, by `--state`"
+        )

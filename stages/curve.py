@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from nanoskyrl.stages.manifest import SUMMARY, is_finished
-from nanoskyrl.stages.metrics import latest, read_metrics
+from nanoskyrl.stages.metrics import latest, number_in, read_metrics
 from nanoskyrl.stages.runs import EVALUATIONS, Run
 
 WIDTH, HEIGHT = 72, 16
@@ -66,7 +66,7 @@ def curve(run: Run) -> str:
 
 
 def _points(lines: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:
-    by_step = {step: line.get(key) for step, line in latest(lines, "score").items()}
+    by_step = {step: number_in(line, key) for step, line in latest(lines, "score").items()}
     return sorted((step, value) for step, value in by_step.items() if value is not None)
 
 

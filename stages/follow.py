@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from nanoskyrl.stages.advantage import needs_models
+from nanoskyrl.stages.errors import OutputError
 from nanoskyrl.stages.manifest import is_finished, locked
 from nanoskyrl.stages.runs import Run
 from nanoskyrl.stages.session import Session
@@ -57,7 +58,11 @@ def follow(
     """
     run, world, stop = session.run, session.world, stop or threading.Event()
     done = 0
-    with told_to_stop(stop), world.if_main(locked(run.root / STOP_FILE)):
+    held = OutputError(
+        f"another trainer follows the run `{run.root}`",
+        hint=f"Wait for it, or stop it with `touch {run.root / STOP_FILE}`",
+    )
+    with told_to_stop(stop), world.if_main(locked(run.root / STOP_FILE, held)):
         step = world.broadcast(next_to_train(run))
         while (steps is None or step < steps) and (found := world.broadcast(_look(run, step, stop))) != STOP:
             if found == NOTHING:

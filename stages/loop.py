@@ -197,13 +197,22 @@ def _keep_settings(run: Run, resolved: dict[str, dict[str, Any]], force: bool) -
         raise InputError(
             f"`{path}` is not JSON: {error}", hint="Delete it, if the run's settings are those it had"
         ) from error
-    if not force and (difference := first_difference(resolved, kept)):
+    difference = first_difference(_choices(resolved), _choices(kept)) or first_difference(resolved, kept)
+    if not force and difference:
         name, now, then = difference
         raise ConflictError(
             f"run `{run.root}` began with another `{name}`: {json.dumps(then)}, now {json.dumps(now)}",
             hint="Name another run with `--run`, or go on with the new settings with `--force`",
         )
     write_whole(path, (json.dumps(resolved, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _choices(resolved: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that decide which tables there are: a table that is gone says less than they."""
+    return {
+        f"{table}.{key}": keys.get(key) if isinstance(keys := resolved.get(table), dict) else None
+        for table, key in (("rollout", "env"), ("rollout", "engine"), ("train", "algo"))
+    }
 
 
 def _evaluate(session: Session, version: int, config: LoopConfig, report: Report) -> None:

@@ -430,8 +430,13 @@ def _remove(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Keep other processes from writing here; a killed one lets go by itself."""
+def locked(directory: Path, held: OutputError | None = None) -> Iterator[None]:
+    """Keep other processes from writing here; a killed one lets go by itself.
+
+    Args:
+        directory: Or a file, for which one process at a time may answer.
+        held: What is raised while another process does; None: that it writes the directory.
+    """
     if not is_local(directory):
         yield
         return
@@ -443,7 +448,7 @@ def locked(directory: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout as error:
-        raise OutputError(
+        raise held or OutputError(
             f"another process is writing `{directory}`", hint="Wait for it, or name another output"
         ) from error
     try:

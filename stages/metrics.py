@@ -105,6 +105,12 @@ def latest(lines: Iterable[Mapping[str, Any]], stage: str) -> dict[int, Mapping[
     return {line["step"]: line for line in lines if line.get("stage") == stage and isinstance(line.get("step"), int)}
 
 
+def number_in(line: Mapping[str, Any], name: str) -> float | None:
+    """Return a number of a line; None where there is none, whatever else somebody wrote there."""
+    value = line.get(name)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
 def peak_memory_bytes() -> int:
     """Return the largest resident size this process has had."""
     import resource

@@ -5,16 +5,20 @@ optimizer step; the first one alone writes. `launch` starts them on this machine
 torchrun they find each other by the environment that it sets.
 """
 
+import logging
 import os
+import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from nanoskyrl.stages.errors import EXIT_INTERRUPTED, SettingsError
+from nanoskyrl.stages import rank_errors
+from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.train_config import ZERO_BUCKET, OptimizerConfig, strategy_or_default
 
 T = TypeVar("T")
@@ -179,12 +183,16 @@ def share_out(batches: Sequence[list[int]], lengths: Sequence[int], world: World
     return mine
 
 
-def launch(arguments: Sequence[str], processes: int) -> int:
-    """Run this Python with the arguments in several processes that know of each other; return the first bad exit code.
+def launch(arguments: Sequence[str], processes: int) -> None:
+    """Run this Python with the arguments in several processes that know of each other.
 
     Args:
         arguments: Of the interpreter, such as ["-m", "nanoskyrl_cli.main", "train"].
         processes: How many.
+
+    Raises:
+        NanoskyrlError: one of them failed; with its own words and exit code, if it left any.
+        KeyboardInterrupt: at SIGINT and SIGTERM, once all of them have ended.
     """
     import sys
     import uuid
@@ -193,15 +201,28 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    _silence(("torch.distributed.elastic", "torch.distributed.launcher"))
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=processes, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
         rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1,
+        # At SIGINT they are told to end by SIGTERM: Python that is starting would print what it was at.
+        signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
     )  # fmt: skip
-    try:
-        elastic_launch(config, sys.executable)(*arguments)
-    except SignalException:  # passed on to all of them
-        return EXIT_INTERRUPTED
-    except ChildFailedError as error:
-        code = error.get_first_failure()[1].exitcode
-        return code if code > 0 else 1
-    return 0
+    with tempfile.TemporaryDirectory(prefix="nanoskyrl-") as scratch:
+        os.environ[rank_errors.PLACE] = scratch
+        try:
+            elastic_launch(config, sys.executable)(*arguments)
+        except SignalException as error:
+            raise KeyboardInterrupt from error
+        except ChildFailedError as error:
+            codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+            raise rank_errors.read_error(Path(scratch), codes, processes) from None
+        finally:
+            del os.environ[rank_errors.PLACE]
+
+
+def _silence(names: tuple[str, ...]) -> None:
+    """Keep loggers from telling in their way what is told in ours."""
+    for name in (*names, *logging.root.manager.loggerDict):
+        if name.startswith(names):
+            logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -176,12 +176,13 @@ def _digest_of(path: Path, size: int, changed: int, inode: int) -> str:
 
 def read_info(path: Path) -> PolicyInfo:
     """Return the contents of `policy.json`, or what stands for a policy from outside."""
+    import msgspec
+
     try:
-        value = json.loads((path / POLICY_JSON).read_bytes())
-        return PolicyInfo(**value)
+        return msgspec.convert(json.loads((path / POLICY_JSON).read_bytes()), PolicyInfo)
     except FileNotFoundError:
         return PolicyInfo()
-    except (ValueError, TypeError) as error:
+    except (ValueError, RecursionError) as error:  # msgspec's error is a ValueError
         raise InputError(
             f"`{path / POLICY_JSON}` is not what `train` writes: {error}", hint="Run `skyrl train` again with `--force`"
         ) from error

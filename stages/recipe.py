@@ -6,6 +6,9 @@ Everything here is checked before a model is loaded.
 # pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
 # pyright: reportAttributeAccessIssue=false
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ import pyarrow.compute as pc
 
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.off_policy import OffPolicyConfig
-from nanoskyrl.stages.batching import read_sequences
+from nanoskyrl.stages.batching import PER_TOKEN, read_sequences
 from nanoskyrl.stages.config import plugin_config, stage_config, to_plain
 from nanoskyrl.stages.digests import derive_seed
 from nanoskyrl.stages.errors import InputError, SettingsError
@@ -142,7 +145,11 @@ class Recipe:
                 hint="Record them (`rollout.logprobs_mode = processed`), or sample with lag 0",
             )
         if not pc.all(pc.greater(pc.list_value_length(kept.column("prompt_ids")), 0), min_count=0).as_py():
-            raise InputError("a row has an empty prompt", hint="A token that follows nothing has no log-prob")
+            row = pc.index(pc.list_value_length(kept.column("prompt_ids")), 0).as_py()
+            raise InputError(
+                f"trajectory `{kept.column('trajectory_id')[row]}` has an empty prompt",
+                hint="A token that follows nothing has no log-prob",
+            )
         if self.off_policy.on and any(missing.values()):
             raise InputError(
                 "`off_policy` weighs old log-probs against the sampling policy's, and rows lack "
@@ -216,7 +223,8 @@ def read_kept(
     if not found:
         raise InputError(f"`{place}` has no parts", hint="Run `skyrl advantage` again, with `--force`")
     table = pa.concat_tables(found).combine_chunks()
-    check(table, "advantage")
+    with _named(place):
+        check(table, "advantage")
     check_token_ids(table, place, policy)
     kept = table.filter(table.column("kept"))
     tokens = next(
@@ -236,7 +244,43 @@ def read_kept(
             f"no row of `{place}` is kept ({', '.join(reasons) or 'it is empty'})",
             hint="Look at the rows with `skyrl show`",
         )
-    recipe.check_rows(kept, policy, recomputed=recomputed)
+    with _named(place):
+        _check_numbers(kept)
+        one_temperature(kept)
+        recipe.check_rows(kept, policy, recomputed=recomputed)
     if not sum(read_sequences(kept).trained_tokens):
         raise InputError(f"no row of `{place}` has a sampled token", hint="Raise the limits of the rollout")
     return kept, tokens
+
+
+@contextmanager
+def _named(place: Path) -> Iterator[None]:
+    """Put the directory's name before what is wrong with its rows."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"`{place}`: {error}", hint=error.hint) from error
+
+
+def _check_numbers(kept: pa.Table) -> None:
+    """Refuse rows that are kept and must not be trained, or whose numbers are none.
+
+    Raises:
+        InputError: names the trajectory and the column.
+    """
+    untrainable = pc.index(kept.column("trainable"), False).as_py()
+    if untrainable >= 0:
+        raise InputError(
+            f"trajectory `{kept.column('trajectory_id')[untrainable]}` is kept, and not trainable",
+            hint="Run `skyrl advantage` again, with `--force`",
+        )
+    for name in PER_TOKEN:
+        # Null, as log-probs are on observed tokens, is neither finite nor infinite.
+        if pc.all(pc.is_finite(pc.list_flatten(kept.column(name))), min_count=0).as_py():
+            continue
+        values = kept.column(name).to_pylist()
+        row = next(i for i, of in enumerate(values) if any(v is not None and not math.isfinite(v) for v in of or ()))
+        raise InputError(
+            f"trajectory `{kept.column('trajectory_id')[row]}` has NaN or infinity in `{name}`",
+            hint="Write the rows again: training on them would give weights that are no numbers",
+        )

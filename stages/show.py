@@ -17,7 +17,7 @@ from nanoskyrl.stages import score as score_stage
 from nanoskyrl.stages.curve import curve
 from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.manifest import SUMMARY, Manifest, is_finished, read_manifest
-from nanoskyrl.stages.metrics import latest, read_metrics
+from nanoskyrl.stages.metrics import latest, number_in, read_metrics
 from nanoskyrl.stages.policy import count_parameters, is_adapter, policy_digest, policy_files, read_info
 from nanoskyrl.stages.preview import advantage_of
 from nanoskyrl.stages.runs import STAGES, Run
@@ -270,25 +270,33 @@ def _run_table(run: Run, limit: int) -> Table:
         grid.add_column(name, justify="right")
     scores, trains, loops = (latest(lines, stage) for stage in ("score", "train", "loop"))
     for step in run.steps()[-limit:]:
-        finished = [stage for stage in STAGES if is_finished(run.stage(step, stage))]
+        finished = [stage for stage in STAGES if _is_readable(run.stage(step, stage))]
         done = "all" if len(finished) == len(STAGES) else f"to {finished[-1]}" if finished else "none"
         score, train, loop = scores.get(step, {}), trains.get(step, {}), loops.get(step, {})
         values = (
-            score.get("reward/success"),
-            score.get("reward/avg_raw_reward"),
-            train.get("train/loss"),
-            train.get("policy/policy_entropy"),
-            train.get("policy/ppo_kl"),
-            train.get("train/grad_norm"),
-            loop.get("timing/total") or _seconds_by_hand(lines, step),
+            number_in(score, "reward/success"),
+            number_in(score, "reward/avg_raw_reward"),
+            number_in(train, "train/loss"),
+            number_in(train, "policy/policy_entropy"),
+            number_in(train, "policy/ppo_kl"),
+            number_in(train, "train/grad_norm"),
+            number_in(loop, "timing/total") or _seconds_by_hand(lines, step),
         )
         grid.add_row(str(step), done, *("" if value is None else f"{value:.3g}" for value in values))
     return grid
 
 
+def _is_readable(directory: Path) -> bool:
+    """Say whether a stage ended here and left a manifest that can be read; `verify` says what is wrong with it."""
+    try:
+        return is_finished(directory) and bool(read_manifest(directory))
+    except InputError:
+        return False
+
+
 def _seconds_by_hand(lines: list[dict[str, Any]], step: int) -> float | None:
     """Return the seconds of a step's stages, for a step that no loop timed."""
-    found = [latest(lines, stage).get(step, {}).get("timing/total") for stage in STAGES]
+    found = [number_in(latest(lines, stage).get(step, {}), "timing/total") for stage in STAGES]
     return sum(value for value in found if value is not None) or None
 
 
@@ -314,7 +322,7 @@ def time_spent(run: Run) -> dict[str, float]:
     lines = read_metrics(run.metrics)
 
     def spent(stage: str, name: str = "total") -> float:
-        return sum(line.get(f"timing/{name}") or 0.0 for line in lines if line.get("stage") == stage)
+        return sum(number_in(line, f"timing/{name}") or 0.0 for line in lines if line.get("stage") == stage)
 
     generating, training = spent("rollout", "generate") + spent("eval", "generate"), spent("train", "train")
     environments = spent("rollout", "env") + spent("eval", "env")

@@ -1,5 +1,6 @@
 """Proof that what lies on disk is what the stages wrote: every digest, and the chain of parents."""
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 from nanoskyrl.stages.digests import digest_file
 from nanoskyrl.stages.errors import InputError
 from nanoskyrl.stages.manifest import MANIFEST, Manifest, is_finished, read_manifest
-from nanoskyrl.stages.policy import critic_digest, policy_digest
+from nanoskyrl.stages.policy import critic_digest, policy_digest, read_info
 from nanoskyrl.stages.runs import EVALUATIONS, INPUT_OF, STAGES, Run
 
 
@@ -92,7 +93,7 @@ def _check_step(run: Run, step: int, verdict: Verdict) -> None:
     rollout = manifests.get("rollout")
     if rollout is not None and rollout.policy is not None:
         verdict.checked += 1
-        if rollout.policy not in {policy_digest(run.policy(version)) for version in run.policies()}:
+        if rollout.policy not in _published(run):
             verdict.broken.append(f"{run.stage(step, 'rollout')}: sampled from a policy that is not in this run")
 
 
@@ -124,11 +125,30 @@ def _check_files(folder: Path, manifest: Manifest, verdict: Verdict) -> None:
 
 
 def _check_policy(run: Run, version: int, verdict: Verdict) -> None:
-    if version == 0 or not is_finished(run.stage(version - 1, "train")):
+    place, made = run.policy(version), run.stage(version - 1, "train")
+    verdict.checked += 1
+    try:
+        read_info(place)
+    except InputError as error:
+        verdict.broken.append(str(error))
+        return
+    if version == 0 or not is_finished(made):
+        return
+    try:
+        facts = read_manifest(made).facts
+    except InputError:  # told with the other stages of its step
         return
     verdict.checked += 1
-    made = read_manifest(run.stage(version - 1, "train"))
-    if critic_digest(run.policy(version)) != made.facts.get("critic"):
-        verdict.broken.append(f"the critic of {run.policy(version)} is not what step {version - 1} trained")
-    if policy_digest(run.policy(version)) != made.facts.get("policy"):
-        verdict.broken.append(f"{run.policy(version)} is not what step {version - 1} trained")
+    if critic_digest(place) != facts.get("critic"):
+        verdict.broken.append(f"the critic of {place} is not what step {version - 1} trained")
+    if policy_digest(place) != facts.get("policy"):
+        verdict.broken.append(f"{place} is not what step {version - 1} trained")
+
+
+def _published(run: Run) -> set[str]:
+    """Return the digests of the run's policies; one that cannot be told has been called broken already."""
+    found = set()
+    for version in run.policies():
+        with contextlib.suppress(InputError):
+            found.add(policy_digest(run.policy(version)))
+    return found

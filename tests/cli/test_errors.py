@@ -12,7 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from running import SMALL, as_flags
 
+from nanoskyrl.stages.digests import digest_file
+from nanoskyrl.stages.follow import STOP_FILE
 from nanoskyrl.stages.loop import loop
+from nanoskyrl.stages.manifest import locked
 from nanoskyrl.stages.policy import STARTER_DIRECTORY
 from nanoskyrl.stages.runs import Run
 from nanoskyrl_cli.main import run as skyrl
@@ -296,6 +299,13 @@ CASES = {
     "an output with foreign files": (foreign, 1, "holds `thesis.txt`, which no stage wrote", "directory of its own"),
     "an output of other settings": (in_run("score", "--set", "text_math.format_weight=0.5"), 2, "settings.text_math.format_weight", "--force"),
     "a run with other settings": (in_run("loop", "--set", "train.lr=0.5"), 2, "began with another `train.lr`", "--run"),
+    "another algorithm in a run": (in_run("loop", "--algo", "gspo"), 2, 'began with another `train.algo`: "grpo", now "gspo"', "--run"),
+    "steps of one training": (in_run("train", "--steps", "1"), 2, "`--steps` goes with `--follow`", "Add `--follow`"),
+    "shards to follow": (lambda run: ["train", stage(run, "advantage"), "--follow", "--run", run, "--steps", 1], 2, "no shards such as", "Name the run alone"),
+    "a stage to follow": (lambda run: ["train", stage(run, "advantage"), "--follow", "--steps", 1], 2, "is the output of a stage", "Name the run"),
+    "an output of following": (in_run("train", "--follow", "--steps", "1", "--out", "out"), 2, "`--out` does not go with `--follow`", "Leave out"),
+    "a run to follow that is not there": (lambda run: ["train", "--follow", "--run", run.parent / "no", "--steps", 1], 2, "there is no run", "skyrl rollout"),
+    "a state that is not there": (in_run("train", "--state", "/nonexist", "--force"), 2, "`/nonexist` is no optimizer state", "--state"),
     "another policy in a run": (in_run("rollout", "--policy", "{other}"), 1, "began with the policy `starter`, not", "Start another run"),
     "a reward that is not there": (in_run("score", "--reward", "json:reward", "--force"), 2, "module `json` has no `reward`", ""),
     "a weight that is no number": (in_run("score", "--reward", "env=much", "--force"), 2, "no number after the sign", "env=0.5"),
@@ -471,3 +481,105 @@ def test_rows_whose_log_probs_cannot_make_a_ratio_are_refused_before_any_model_i
     capsys.readouterr()
     assert skyrl(["train", *flags]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["score", "train", "sync"])
+def test_a_manifest_that_holds_no_table_is_broken_and_the_rest_is_checked(spoilt, name, capsys):
+    (stage(spoilt, name) / "manifest.json").write_text("[]")
+    (stage(spoilt, "rollout") / "part-00000.parquet").unlink()
+    assert skyrl(["verify", str(spoilt)]) == 1
+    said = capsys.readouterr().err
+    assert f"broken: `{stage(spoilt, name) / 'manifest.json'}` lacks what a manifest holds" in said
+    assert f"broken: {stage(spoilt, 'rollout') / 'part-00000.parquet'} is missing" in said
+    assert skyrl(["show", str(spoilt)]) == 0
+    assert not re.search(r"^ +0 +all ", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--timing",)])
+def test_what_is_no_number_in_the_metrics_is_not_shown(spoilt, arguments, capsys):
+    wrong = [
+        {"step": 0, "stage": "score", "reward/success": "abc", "reward/avg_raw_reward": [1]},
+        {"step": 0, "stage": "train", "timing/total": "long", "train/loss": {}},
+        {"step": 1, "stage": "score", "reward/success": 0.5, "reward/avg_raw_reward": True},
+    ]
+    with (spoilt / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in wrong)
+    assert skyrl(["show", str(spoilt), *arguments]) == 0
+    assert "abc" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["null", '{"canary_ids": "x", "base": 3}', "[1]", '{"canary_logprobs": [null]}', "{"])
+def test_a_policy_json_of_another_kind_is_refused_and_found_by_verify(spoilt, text, capsys):
+    place = spoilt / "policies" / "00000001" / "policy.json"
+    place.unlink()  # it shares its file with the train that made it
+    place.write_text(text)
+    assert skyrl(["show", str(place.parent)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: `{place}` is not what `train` writes: ")
+    assert "PolicyInfo()" not in said
+    assert skyrl(["verify", str(spoilt)]) == 1
+    assert f"broken: `{place}` is not what `train` writes" in capsys.readouterr().err
+
+
+def written_again(run, change):
+    """Replace the advantages' only parts by changed ones, as their manifest would have them."""
+    place = stage(run, "advantage")
+    manifest = json.loads((place / "manifest.json").read_text())
+    for part in manifest["parts"]:
+        path = place / part["name"]
+        table = change(pq.read_table(path))
+        pq.write_table(table, path)
+        part["digest"] = digest_file(path)
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    return place
+
+
+def first_kept(table):
+    return table.column("kept").to_pylist().index(True)
+
+
+def with_value(table, name, row, value):
+    values = table.column(name).to_pylist()
+    values[row] = value
+    return table.set_column(table.column_names.index(name), table.field(name), pa.array(values, table.field(name).type))
+
+
+SPOILT_ROWS = {
+    "log-probs": ("logprobs", lambda old: [None if v is None else -float("inf") for v in old], "NaN or infinity in `logprobs`"),
+    "old log-probs": ("old_logprobs", lambda old: [float("nan")], "NaN or infinity in `old_logprobs`"),
+    "trainable": ("trainable", lambda old: False, "is kept, and not trainable"),
+    "prompt": ("prompt_ids", lambda old: [], "has an empty prompt"),
+    "temperature": ("temperature", lambda old: 0.5, "rows were sampled at temperatures 0.5, 1.0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPOILT_ROWS)
+def test_rows_that_cannot_be_trained_are_named_with_their_directory(spoilt, name, capsys):
+    column, spoil, says = SPOILT_ROWS[name]
+    names = []
+
+    def change(table):
+        row = first_kept(table)
+        names.append(table.column("trajectory_id")[row].as_py())
+        old = table.column(column)[row].as_py()
+        if column == "old_logprobs":
+            value = [spoil(old)[0]] * len(table.column("response_ids")[row])
+        else:
+            value = spoil(old)
+        return with_value(table, column, row, value)
+
+    place = written_again(spoilt, change)
+    arguments = ["--policy", str(spoilt / "policies" / "00000000"), "--out", str(spoilt.parent / "out")]
+    assert skyrl(["train", str(place), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: `{place}`: ")
+    assert says in said
+    assert column == "temperature" or f"trajectory `{names[0]}`" in said
+    assert not (spoilt.parent / "out").exists()
+
+
+def test_a_second_trainer_of_a_run_is_told_of_the_first(spoilt, capsys):
+    with locked(spoilt / STOP_FILE):
+        assert skyrl(["train", "--follow", "--run", str(spoilt), "--steps", "1"]) == 1
+    said = capsys.readouterr().err
+    assert f"error: another trainer follows the run `{spoilt}`\n\nhint: Wait for it" in said

