@@ -9,12 +9,13 @@ import logging
 import os
 import tempfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import psutil
 import torch
 
 from nanoskyrl.stages import rank_errors
@@ -210,6 +211,7 @@ def launch(arguments: Sequence[str], processes: int) -> None:
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="nanoskyrl-") as scratch:
         os.environ[rank_errors.PLACE] = scratch
+        others = {child.pid for child in psutil.Process().children()}
         try:
             elastic_launch(config, sys.executable)(*arguments)
         except SignalException as error:
@@ -219,6 +221,18 @@ def launch(arguments: Sequence[str], processes: int) -> None:
             raise rank_errors.read_error(Path(scratch), codes, processes) from None
         finally:
             del os.environ[rank_errors.PLACE]
+            # Interrupted while it starts them, torch forgets those that have begun: they would wait for ever.
+            _end([child for child in psutil.Process().children() if child.pid not in others])
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    """See to it that processes are gone, and what they started."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            for each in (*process.children(recursive=True), process):
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+    psutil.wait_procs(processes, timeout=10)
 
 
 def _silence(names: tuple[str, ...]) -> None:

@@ -85,16 +85,17 @@ def test_an_error_of_all_processes_is_printed_once(run, tmp_path):
     assert len(done.stderr.splitlines()) == 3
 
 
+@pytest.mark.parametrize("started", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_processes_that_are_interrupted_say_so_once(run, tmp_path, number):
+def test_processes_that_are_interrupted_say_so_once_and_end(run, tmp_path, number, started):
     command = [
         sys.executable, "-m", "nanoskyrl_cli.main", "train", "--run", str(run.root), "--num-processes", "2",
         "--out", str(tmp_path / "out"),
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
-        while len(psutil.Process(launcher.pid).children()) < 2 and launcher.poll() is None:
+        while len(psutil.Process(launcher.pid).children()) < started and launcher.poll() is None:
             time.sleep(0.05)
         os.kill(launcher.pid, number)
-        _, said = launcher.communicate()
+        _, said = launcher.communicate(timeout=60)  # whoever is left over would hold the pipe
     assert said == "interrupted\n"
     assert launcher.returncode == 130
