@@ -210,7 +210,10 @@ def launch(arguments: Sequence[str], processes: int) -> None:
         signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="nanoskyrl-") as scratch:
-        os.environ[rank_errors.PLACE] = scratch
+        told = {rank_errors.PLACE: scratch}
+        if "OMP_NUM_THREADS" not in os.environ:  # accelerate would choose, and warn
+            told["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // processes))
+        os.environ |= told
         others = {child.pid for child in psutil.Process().children()}
         try:
             elastic_launch(config, sys.executable)(*arguments)
@@ -220,7 +223,8 @@ def launch(arguments: Sequence[str], processes: int) -> None:
             codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
             raise rank_errors.read_error(Path(scratch), codes, processes) from None
         finally:
-            del os.environ[rank_errors.PLACE]
+            for name in told:
+                del os.environ[name]
             # Interrupted while it starts them, torch forgets those that have begun: they would wait for ever.
             _end([child for child in psutil.Process().children() if child.pid not in others])
 
