@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -73,7 +72,6 @@ def train(
     if follow:
         run, advantages = run or next(iter(advantages or ()), None), None
         _check_run(run)
-    _check_state(path(state))
     flags = {"train": {"algo": algo, "lr": lr, "lora_rank": lora_rank, "allow_estimator": allow_estimator or None}}
     session = open_session(run, config, assignments, flags, ahead=follow)
     if num_processes > 1 and not dry_run and "WORLD_SIZE" not in os.environ:
@@ -145,14 +143,3 @@ def _check_run(run: str | None) -> None:
         raise InputError(f"there is no run `{place}` to follow", hint="Begin it with `skyrl rollout`, or `skyrl init`")
     if is_finished(place):
         raise InputError(f"`{place}` is the output of a stage, and no run to follow", hint="Name the run it lies in")
-
-
-def _check_state(state: Path | None) -> None:
-    """Refuse an optimizer's state that no train left; what `train` says of one that was pruned comes later."""
-    from nanoskyrl.stages.errors import InputError
-    from nanoskyrl.stages.manifest import is_finished
-
-    if state is not None and not is_finished(state.parent):
-        raise InputError(
-            f"`{state}` is no optimizer state of a finished train", hint="Name the folder `state` of one, by `--state`"
-        )

@@ -180,5 +180,13 @@ def old_logprobs_of(table: pa.Table, learner: Learner, config: TrainConfig) -> l
 
 
 def _state_of(state: Path) -> str:
-    """Return the digest of the train that left this state: its files may have been pruned since."""
+    """Return the digest of the train that left this state: its files may have been pruned since.
+
+    Raises:
+        InputError: no train left it.
+    """
+    if not is_finished(state.parent):
+        raise InputError(
+            f"`{state}` is no optimizer state of a finished train", hint="Name the folder `state` of one, by `--state`"
+        )
     return read_manifest(state.parent, stage="train").digest
