@@ -338,8 +338,11 @@ def plain_batched(policy: Path, shape: str, what: str, *, rank: int = 0) -> None
     )  # fmt: skip
 
 
-def trl(policy: Path, batch: Batch, what: str, *, rank: int = 0) -> None:
-    """Measure the loss and backward pass of TRL's GRPO trainer, padded as it pads."""
+def trl(policy: Path, batch: Batch, what: str, *, rank: int = 0, checkpointing: bool = True) -> None:
+    """Measure the loss and backward pass of TRL's GRPO trainer, padded as it pads.
+
+    Its trainer turns checkpointing on in `train`, which is not called here: it is turned on as it would be there.
+    """
     clear()
     try:
         from datasets import Dataset
@@ -353,7 +356,7 @@ def trl(policy: Path, batch: Batch, what: str, *, rank: int = 0) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         config = GRPOConfig(
             output_dir=scratch, per_device_train_batch_size=rows, num_generations=rows, bf16=CUDA, use_cpu=not CUDA,
-            gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False}, report_to=[],
+            gradient_checkpointing=checkpointing, gradient_checkpointing_kwargs={"use_reentrant": False}, report_to=[],
             max_completion_length=max(len(c) for c in batch.completions), loss_type="dapo", beta=0.0,
         )  # fmt: skip
         model: Any = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.bfloat16 if CUDA else torch.float32)
@@ -367,6 +370,8 @@ def trl(policy: Path, batch: Batch, what: str, *, rank: int = 0) -> None:
             train_dataset=Dataset.from_dict({"prompt": ["a"] * rows}),
             processing_class=AutoTokenizer.from_pretrained(policy), peft_config=adapters,
         )  # fmt: skip
+    if checkpointing:
+        trainer.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     trained = trainer.accelerator.prepare(trainer.model).train()
     trainer.current_gradient_accumulation_steps = 1
 
@@ -392,8 +397,8 @@ def trl(policy: Path, batch: Batch, what: str, *, rank: int = 0) -> None:
         trainer.accelerator.backward(loss)
 
     measure(
-        what, "trl", batch, run, lambda: trained.zero_grad(set_to_none=True), trained, lora=bool(rank),
-        version=__version__,
+        what, "trl" if checkpointing else "trl, nothing computed again", batch, run,
+        lambda: trained.zero_grad(set_to_none=True), trained, lora=bool(rank), version=__version__,
     )  # fmt: skip
 
 
@@ -521,12 +526,16 @@ def main() -> None:
                     variant(name, lambda n=name, s=share, c=compile_: ours(
                         policy, usual, given.what, n, lora_rank=rank, gradient_checkpointing=s, compile=c,
                     ))  # fmt: skip
-            variant("trl", lambda: trl(policy, usual, given.what, rank=rank))
+            for again in (True, False):
+                name = f"trl{'' if again else ', nothing computed again'}"
+                variant(name, lambda a=again: trl(policy, usual, given.what, rank=rank, checkpointing=a))
         elif given.what == "long":
             for rank in (32, 0):
                 what = f"long, {'LoRA' if rank else 'full'}"
                 variant(f"{what}, plain loop", lambda r=rank, w=what: plain(policy, wide, w, rank=r))
-                variant(f"{what}, trl", lambda r=rank, w=what: trl(policy, wide, w, rank=r))
+                for again in (True, False):
+                    name = f"{what}, trl{'' if again else ', nothing computed again'}"
+                    variant(name, lambda r=rank, w=what, a=again: trl(policy, wide, w, rank=r, checkpointing=a))
                 for compile_ in compiled:
                     name = f"ours{', compiled' if compile_ else ''}"
                     variant(f"{what}, {name}", lambda n=name, r=rank, c=compile_, w=what: ours(

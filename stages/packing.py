@@ -2,11 +2,13 @@
 
 A packed batch is one long row. Attention sees where each row begins and ends, so it is
 block-diagonal; everything else of a decoder works token by token. On a GPU attention is
-flash attention over rows of any length, from torch itself; elsewhere rows are padded for
-attention alone. Models whose layers mix tokens in another way are run padded.
+flash attention over rows of any length, from torch itself; elsewhere, and where padding
+costs less, rows are padded for attention alone. Models whose layers mix tokens in another
+way are run padded.
 """
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +33,10 @@ def _varlen_options() -> frozenset[str] | None:
 
 
 VARLEN_OPTIONS = _varlen_options()
+LONG = 2048
+"""Tokens of a row from which its attention is worth the copies that padding it takes."""
+PADDED_SPEED = 1.4
+"""Times as many products a second that attention of padded rows makes, since Hopper; 1.5 to 1.6 were measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,8 @@ class Pack:
     bounds: Tensor
     """[B + 1] int32 where each row begins, and where the last one ends."""
     longest: int
+    pads: bool
+    """Whether rows are padded for attention, though they need not be."""
 
     def flat(self, padded: Tensor) -> Tensor:
         """Return [N, ...] of [B, T, ...]."""
@@ -59,7 +67,19 @@ def pack_of(mask: Tensor) -> Pack:
     lengths = mask.sum(-1)
     places = mask.flatten().nonzero()[:, 0]
     bounds = functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
-    return Pack(places, (places % mask.shape[1])[None], bounds, int(lengths.max()))
+    known = lengths.tolist()
+    pads = mask.is_cuda and torch.cuda.get_device_capability(mask.device) >= (9, 0) and padding_is_faster(known)
+    return Pack(places, (places % mask.shape[1])[None], bounds, max(known), pads)
+
+
+def padding_is_faster(lengths: Sequence[int]) -> bool:
+    """Say whether attention over these rows takes less time padded: torch has faster kernels for that (cuDNN's).
+
+    Products grow with the square of a row's length. `benchmarks/README.md` has what was measured.
+    """
+    longest = max(lengths)
+    needed = sum(length**2 for length in lengths)
+    return longest >= LONG and len(lengths) * longest**2 < PADDED_SPEED * needed
 
 
 def prepare_packing(model: Any) -> bool:
@@ -109,7 +129,7 @@ def hidden_states(decoder: Any, ids: Tensor, mask: Tensor, pack: Pack | None) ->
         return decoder(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
     found = decoder(
         input_ids=pack.flat(ids)[None], position_ids=pack.positions, use_cache=False,
-        bounds=pack.bounds, longest=pack.longest,
+        bounds=pack.bounds, longest=pack.longest, pads=pack.pads,
     )  # fmt: skip
     return found.last_hidden_state[0]
 
@@ -123,6 +143,7 @@ def _attend(
     *,
     bounds: Tensor,
     longest: int,
+    pads: bool,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **_: Any,
@@ -132,7 +153,8 @@ def _attend(
     window = sliding_window if sliding_window and sliding_window < longest else None
     # Torch's kernel takes half precision and equal sizes of heads up to 256; what it does not take is padded.
     flash = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] == value.shape[-1]
-    if flash and query.shape[-1] <= 256 and VARLEN_OPTIONS is not None:
+    unpadded = window is not None or not pads  # a window's mask is not for the fast kernels
+    if unpadded and flash and query.shape[-1] <= 256 and VARLEN_OPTIONS is not None:
         return _varlen(query, key, value, bounds, longest, scaling, window)[None], None
     return _padded(query, key, value, bounds, longest, scaling, window)[None], None
 

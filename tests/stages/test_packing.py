@@ -17,7 +17,7 @@ from nanoskyrl.stages.checkpointing import keep_less
 from nanoskyrl.stages.learner import Learner
 from nanoskyrl.stages.logprobs import sequence_logprobs
 from nanoskyrl.stages.objective import Objective
-from nanoskyrl.stages.packing import is_packing, prepare_packing
+from nanoskyrl.stages.packing import is_packing, padding_is_faster, prepare_packing
 from nanoskyrl.stages.parallel import World, share_out
 from nanoskyrl.stages.policy import resolve_policy
 from nanoskyrl.stages.registry import lookup
@@ -76,6 +76,20 @@ def test_a_row_does_not_see_the_row_before_it():
     after = sequence_logprobs(model, ids, mask, temperature=1.0, select=select).logprobs
     assert not torch.allclose(before[0], after[0])
     torch.testing.assert_close(before[1:], after[1:], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "faster"),
+    [
+        ([8192, 8192], True),
+        ([4096, 3731, 3365, 3000], True),  # 1.30 times the products
+        ([8192, 5000, 3000], False),  # 2.0 times
+        ([1280] * 8, False),  # short rows: copies take longer than attention
+        ([2048], True),
+    ],
+)
+def test_long_rows_of_like_length_are_padded_for_attention_where_that_is_faster(lengths, faster):
+    assert padding_is_faster(lengths) is faster
 
 
 def test_states_that_are_asked_for_lie_where_padded_ones_do():
