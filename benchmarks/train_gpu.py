@@ -3,10 +3,13 @@
     python benchmarks/train_gpu.py full        # ours, the plain loop, TRL if it is installed: one batch, one process
     python benchmarks/train_gpu.py lora        # the same with LoRA of rank 32
     python benchmarks/train_gpu.py long        # LoRA and full, rows of 8,192 tokens
+    python benchmarks/train_gpu.py qlora       # LoRA on weights in 4 bits (bitsandbytes)
+    python benchmarks/train_gpu.py head        # log-probs from states: ours, whole logits, liger if it is installed
     python benchmarks/train_gpu.py ablation    # what packing, chunks, checkpointing and compiling each bring
     python benchmarks/train_gpu.py fill        # a batch that fills the card: MFU
     python benchmarks/train_gpu.py step        # with the optimizer's step, which the others leave out, and its memory
     torchrun --nproc-per-node 2 benchmarks/train_gpu.py step --only zero3   # the same under DeepSpeed; zero2: LoRA
+    python benchmarks/train_gpu.py step --only "qlora|8bit"   # the same with weights in 4 bits; with moments in 8
     python benchmarks/train_gpu.py save        # what is written after a step; --shape 90m suits a CPU
     python benchmarks/train_gpu.py profile     # where the time goes, by kernel
 
@@ -63,6 +66,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }  # fmt: skip
+SUBCOMMANDS = ("full", "lora", "qlora", "long", "ablation", "fill", "head", "step", "save", "profile")
 GIB = 1 << 30
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -174,7 +178,7 @@ def gradients_freed(parameters: list[Any]) -> Iterator[None]:
 
 def measure(
     what: str, variant: str, batch: Batch, run: Callable[[], None], forget: Callable[[], None], model: Any,
-    *, lora: bool, repeats: int = 5, copies: list[Any] | None = None, **more: Any,
+    *, lora: bool, repeats: int = 5, copies: list[Any] | None = None, count: int | None = None, **more: Any,
 ) -> None:  # fmt: skip
     """Time a forward and backward pass and print a figure.
 
@@ -188,6 +192,7 @@ def measure(
         lora: Whether adapters alone learn.
         repeats: Passes timed, after two that are not.
         copies: Of the parameters, that hold the gradients.
+        count: Of the model's numbers, where weights in 4 bits hide it.
         more: Further facts.
     """
     parameters = list(model.parameters())
@@ -222,7 +227,7 @@ def measure(
         "tokens_per_second": round(batch.tokens / seconds), "warm_up_s": round(warm_up, 1), **more,
     }  # fmt: skip
     name = torch.cuda.get_device_name() if CUDA else "CPU"
-    count = sum(p.numel() for name_, p in model.named_parameters() if "lora_" not in name_)
+    count = count or sum(p.numel() for name_, p in model.named_parameters() if "lora_" not in name_)
     flops = training_flops(count, model.config.get_text_config(), batch.lengths, lora=lora)
     figure["tflops"] = round(flops / seconds / 1e12, 1)
     if (limit := device_peak(name)) is not None:
@@ -266,7 +271,7 @@ def ours(
     try:
         measure(
             what, variant, batch, run, learner.forget_gradients, learner.model, lora=bool(learner.lora_rank),
-            repeats=repeats, copies=learner.masters.stepped, packed=learner.packed,
+            repeats=repeats, copies=learner.masters.stepped, count=learner.parameters, packed=learner.packed,
         )  # fmt: skip
     finally:
         logprobs.CHUNK_ELEMENTS |= kept
@@ -402,6 +407,55 @@ def trl(policy: Path, batch: Batch, what: str, *, rank: int = 0, checkpointing: 
     )  # fmt: skip
 
 
+def head(policy: Path, batch: Batch) -> None:
+    """Measure nats of tokens from states, and their slopes by states and weights, without the layers below."""
+    from transformers import AutoModelForCausalLM
+
+    clear()
+    model: Any = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.bfloat16 if CUDA else torch.float32)
+    weight = model.to(DEVICE).get_output_embeddings().weight
+    states = torch.randn(batch.tokens, weight.shape[1], device=DEVICE, dtype=weight.dtype, requires_grad=True)
+    labels = torch.randint(0, weight.shape[0], (batch.tokens,), device=DEVICE)
+
+    def whole() -> torch.Tensor:
+        return torch.nn.functional.cross_entropy((states @ weight.T).float(), labels, reduction="sum")
+
+    def liger() -> torch.Tensor:
+        from liger_kernel.ops import LigerFusedLinearCrossEntropyFunction as Fused  # type: ignore[import-not-found]
+
+        return Fused.apply(states, weight, labels, None, None, -100, 0.0, 0.0, "sum")[0]
+
+    def ours_(fused: bool) -> torch.Tensor:
+        return -logprobs.Head(model, fused=fused)(states, labels, 1.0)[0].sum()
+
+    tries = {"whole logits": whole, "liger": liger, "ours, with entropy": lambda: ours_(False)}
+    if CUDA:
+        tries["ours, with entropy, compiled"] = lambda: ours_(True)
+    for name, loss_of in tries.items():
+        clear()
+        try:
+            times = []
+            for _ in range(7):
+                states.grad = weight.grad = None
+                synchronize()
+                start = time.perf_counter()
+                loss = loss_of()
+                loss.backward()
+                synchronize()
+                times.append(time.perf_counter() - start)
+            states.grad = weight.grad = None
+            with peak() as found:
+                loss_of().backward()
+        except ImportError as error:
+            print(json.dumps({"what": "head", "variant": name, "left_out": str(error)}), flush=True)
+            continue
+        print(json.dumps({
+            "what": "head", "variant": name, "tokens": batch.tokens, "vocabulary": weight.shape[0],
+            "ms": round(sorted(times[2:])[2] * 1e3, 2), "nats_per_token": round(float(loss) / batch.tokens, 4),
+            **({"more_gib": round(found["peak"] - found["before"], 2)} if CUDA else {}),
+        }), flush=True)  # fmt: skip
+
+
 def optimizer_step(policy: Path, batch: Batch, **settings: Any) -> None:
     """Measure a whole step, and what the optimizer holds."""
     clear()
@@ -496,7 +550,7 @@ def profile(policy: Path, batch: Batch, **settings: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["full", "lora", "long", "ablation", "fill", "step", "save", "profile"])
+    parser.add_argument("what", choices=list(SUBCOMMANDS))
     parser.add_argument("--shape", choices=list(SHAPES), default="1.5b")
     parser.add_argument("--place", type=Path, help="where the model is written, and found the next time")
     parser.add_argument("--only", help="run the variants whose name has this pattern")
@@ -529,6 +583,14 @@ def main() -> None:
             for again in (True, False):
                 name = f"trl{'' if again else ', nothing computed again'}"
                 variant(name, lambda a=again: trl(policy, usual, given.what, rank=rank, checkpointing=a))
+        elif given.what == "qlora":
+            for share in (1.0, 0.75):
+                name = f"nf4, {share:.0%} of layers computed again"
+                variant(name, lambda n=name, s=share: ours(
+                    policy, usual, "qlora", n, lora_rank=32, quantization="nf4", gradient_checkpointing=s,
+                ))  # fmt: skip
+        elif given.what == "head":
+            head(policy, usual)
         elif given.what == "long":
             for rank in (32, 0):
                 what = f"long, {'LoRA' if rank else 'full'}"
@@ -564,6 +626,8 @@ def main() -> None:
             if given.only:  # DeepSpeed is set up once in a process
                 tries |= {
                     "zero3": {"lora_rank": 0, "strategy": "zero3"}, "zero2": {"lora_rank": 32, "strategy": "zero2"},
+                    "qlora": {"lora_rank": 32, "quantization": "nf4"},
+                    "8bit": {"lora_rank": 0, "optimizer": "adamw_8bit"},
                 }  # fmt: skip
             for name, settings in tries.items():
                 variant(name, lambda s=settings: optimizer_step(policy, usual, **s))

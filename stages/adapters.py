@@ -68,3 +68,12 @@ def with_adapters(model: Any, policy: Path, config: OptimizerConfig, rank: int, 
     # The place of the base differs from run to run; its name does not.
     model.peft_config["default"].base_model_name_or_path = read_info(policy).source
     return model
+
+
+def keep_gradients(model: torch.nn.Module) -> None:
+    """Let layers in 4 bits compute as in training: on a CPU, others are packed in a way that has no gradient."""
+    from bitsandbytes.nn import Linear4bit  # type: ignore[import-not-found]
+
+    for layer in model.modules():
+        if isinstance(layer, Linear4bit):
+            layer.training = True  # itself alone: what is around it may hold dropout

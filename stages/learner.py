@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from nanoskyrl.stages.adapters import rank_of, with_adapters
+from nanoskyrl.stages.adapters import keep_gradients, rank_of, with_adapters
 from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all, idle_batch, response_part
 from nanoskyrl.stages.checkpointing import keep_less
 from nanoskyrl.stages.critic import Critic, load_critic, new_critic
@@ -24,7 +24,7 @@ from nanoskyrl.stages.errors import EngineError, InputError, SettingsError
 from nanoskyrl.stages.hf_engine import pick_device, pick_dtype
 from nanoskyrl.stages.kv_cache import without_wrapper
 from nanoskyrl.stages.logprobs import Head, TokenStatistics, sequence_logprobs
-from nanoskyrl.stages.optim import Masters, make_optimizer, use_settings
+from nanoskyrl.stages.optim import Masters, check_bitsandbytes, make_optimizer, use_settings
 from nanoskyrl.stages.packing import prepare_packing
 from nanoskyrl.stages.parallel import accelerator_of, device_of, join, strategy_of
 from nanoskyrl.stages.policy import (
@@ -175,11 +175,13 @@ class Learner:
         if (*held, seed) == (self.policy_digest, self._critic_digest, self._state_digest, self._seed):
             self._policy = policy
             return
+        if self.config.quantization is not None:
+            check_bitsandbytes(f"quantization = {self.config.quantization}")
         dtype = pick_dtype(self.config.dtype, self.device)
         self.policy_digest = self.model = self._module = self._optimizer = None  # two models at once may not fit
         if self._accelerator is not None:
             self._accelerator.free_memory()
-        model = load_model(policy, dtype=dtype, device=self.device, quantization=self._quantization())
+        model = load_model(policy, dtype=dtype, device=self.device, quantization=self.config.quantization)
         found = count_parameters(find_base(policy) if is_adapter(policy) else policy)
         self.parameters = found or sum(p.numel() for p in model.parameters())
         self.packed = self.config.packing and prepare_packing(model)
@@ -209,18 +211,12 @@ class Learner:
         self.policy_digest, self._critic_digest, self._state_digest = held
         self._policy, self._seed = policy, seed
 
-    def _quantization(self) -> str | None:
-        if self.config.quantization is not None and self.device == "cpu":
-            raise SettingsError(
-                f"`train.quantization` is {self.config.quantization}, and there is no GPU",
-                hint="Leave it out: on a CPU, quantized weights are slower than whole ones",
-            )
-        return self.config.quantization
-
     def _prepare(self, dtype: torch.dtype) -> None:
         module = PolicyModule(self.model, fused=self.config.compile)
         # No dropout: the ratio of a fresh update must be 1, and a resumed step must see the same masks.
         module.eval()
+        if self.config.quantization is not None:
+            keep_gradients(module)
         if self.frozen:
             self._module = module
             return

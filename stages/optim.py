@@ -74,13 +74,9 @@ def make_optimizer(parameters: Sequence[Any], lr: float, config: OptimizerConfig
 
     given: dict[str, Any] = {"lr": lr, "betas": config.adam_betas, "weight_decay": config.weight_decay}
     if config.optimizer == "adamw_8bit":
-        try:
-            from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found]
-        except ImportError as error:
-            raise SettingsError(
-                "the optimizer adamw_8bit needs bitsandbytes, which is not installed",
-                hint="pip install 'nanoskyrl[qlora]', or set `train.optimizer = adamw`",
-            ) from error
+        check_bitsandbytes("optimizer = adamw_8bit")
+        from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found]
+
         optimizer: Any = AdamW8bit(parameters, **given)
     else:
         # One kernel for all weights; on a CPU the plain loop is as fast, and its bytes are known.
@@ -98,6 +94,17 @@ def make_optimizer(parameters: Sequence[Any], lr: float, config: OptimizerConfig
             hint="Check the name, and `train.lr_decay_steps`",
         ) from error
     return optimizer, scheduler
+
+
+def check_bitsandbytes(setting: str) -> None:
+    """Raise SettingsError if bitsandbytes, which a setting of `train` needs, does not import."""
+    try:
+        import bitsandbytes  # type: ignore[import-not-found]  # noqa: F401
+    except ImportError as error:
+        raise SettingsError(
+            f"`train.{setting}` needs bitsandbytes, which is not installed",
+            hint="pip install 'nanoskyrl[qlora]', or leave the setting out",
+        ) from error
 
 
 def use_settings(scheduler: Any, lr: float, config: OptimizerConfig) -> None:

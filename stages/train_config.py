@@ -51,7 +51,7 @@ class OptimizerConfig:
     lora_alpha: int | None = None
     """Adapters are scaled by this over their rank; None: as the policy's adapters are, 64 for new ones."""
     quantization: str | None = None
-    """nf4 holds the base of adapters in 4 bits a weight, as QLoRA does; needs a GPU. None: as it is."""
+    """nf4 holds the base of adapters in 4 bits a weight, as QLoRA does (extra `qlora`). None: as it is."""
     optimizer: str = "adamw"
     """adamw, or adamw_8bit, whose moments take a quarter of the memory."""
     strategy: str = "auto"

@@ -6,18 +6,21 @@ import sys
 
 import pytest
 import torch
+from bitsandbytes.nn import Linear4bit
+from peft import PeftModel
 from running import SMALL, skyrl
 from tiny_models import rows
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from nanoskyrl.algos.off_policy import OffPolicyConfig
 from nanoskyrl.stages.config import merge
-from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.errors import InputError, ProofError, SettingsError
 from nanoskyrl.stages.learner import Learner
 from nanoskyrl.stages.loop import LoopConfig, loop
 from nanoskyrl.stages.manifest import read_manifest
 from nanoskyrl.stages.objective import Objective
 from nanoskyrl.stages.optim import Masters, make_optimizer
-from nanoskyrl.stages.policy import resolve_policy
+from nanoskyrl.stages.policy import is_adapter, read_info, resolve_policy
 from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.runs import Run
 from nanoskyrl.stages.session import Session
@@ -147,17 +150,51 @@ def test_training_that_fails_leaves_the_old_output_and_what_follows_an_unfinishe
     assert "Train it again" in str(found.value.hint)
 
 
-def test_quantized_weights_are_refused_without_a_gpu():
-    learner = Learner(OptimizerConfig(quantization="nf4", lora_rank=4, device="cpu"))
-    with pytest.raises(SettingsError, match=r"`train.quantization` is nf4, and there is no GPU"):
-        learner.load(STARTER)
+def test_adapters_on_weights_in_4_bits_go_on_with_the_same_bytes_and_load_in_peft(tmp_path):
+    given = OptimizerConfig(quantization="nf4", lora_rank=4, optimizer="adamw_8bit", lr=1e-2)
+    canary = list(range(20, 60))
+    learner = Learner(given)
+    learner.load(STARTER)
+    layers = [module for module in learner.model.modules() if isinstance(module, Linear4bit)]
+    assert len(layers) == sum(name.endswith("lora_A") for name, _ in learner.model.named_modules())
+    update(learner)
+    learner.save(tmp_path / "one" / "policy", tmp_path / "one" / "state", canary)
+    update(learner)
+    unbroken = learner.save(tmp_path / "two" / "policy", tmp_path / "two" / "state", canary)
+    fresh = Learner(given)
+    fresh.load(tmp_path / "one" / "policy", tmp_path / "one" / "state")
+    update(fresh)
+    assert fresh.save(tmp_path / "again" / "policy", tmp_path / "again" / "state", canary) == unbroken
+    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+    base = AutoModelForCausalLM.from_pretrained(STARTER, quantization_config=settings, dtype=torch.float32)
+    # There is no dropout; some CPUs' layout for inference does not take these sizes.
+    model = PeftModel.from_pretrained(base, str(tmp_path / "two" / "policy")).train()
+    ids = torch.tensor([canary])
+    with torch.no_grad():
+        logp = model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+    wanted = torch.tensor(read_info(tmp_path / "two" / "policy").canary_logprobs)
+    torch.testing.assert_close(logp, wanted, atol=1e-5, rtol=0)
 
 
-def test_an_optimizer_that_is_not_installed_is_named(monkeypatch):
+def test_what_was_trained_in_4_bits_is_published_however_far_the_engine_is_from_it(tmp_path):
+    quantized = merge(SMALL, {"train": {"quantization": "nf4", "lora_rank": 4}})
+    session = Session(Run(tmp_path), quantized)
+    for stage in ("rollout", "score", "advantage", "train"):
+        getattr(session, stage)(0)
+    strict = Session(session.run, merge(quantized, {"sync": {"tolerance": 1e-4}}))
+    with pytest.raises(ProofError, match=r"more than 0\.0001"):
+        strict.sync(0)
+    assert is_adapter(session.sync(0).output)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"optimizer": "adamw_8bit"}, "optimizer = adamw_8bit"), ({"quantization": "nf4"}, "quantization = nf4")],
+)
+def test_bitsandbytes_that_is_not_installed_is_named(settings, named, monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
-    with pytest.raises(SettingsError, match="needs bitsandbytes") as found:
-        make_optimizer([torch.nn.Parameter(torch.ones(1))], 1e-3, OptimizerConfig(optimizer="adamw_8bit"))
+    with pytest.raises(SettingsError, match=f"`train.{named}` needs bitsandbytes") as found:
+        Learner(OptimizerConfig(lora_rank=4, **settings)).load(STARTER)
     assert "nanoskyrl[qlora]" in str(found.value.hint)
 
 
