@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from nanoskyrl.stages.errors import NanoskyrlError
+from nanoskyrl.stages.gpus import driver_lines
 from nanoskyrl.stages.manifest import package_version
-from nanoskyrl.stages.vllm_client import driver_lines, find_installation
+from nanoskyrl.stages.vllm_process import find_installation
 
 NEEDED = ("torch", "transformers", "accelerate", "peft", "datasets", "pyarrow", "tokenizers")
 

@@ -1,7 +1,10 @@
-"""How GPUs are named: 0-3, 0,2 or cpu."""
+"""Which GPUs there are, and how they are named: 0-3, 0,2 or cpu."""
 
+import contextlib
 import os
 import re
+import shutil
+import subprocess
 from collections.abc import Sequence
 
 from nanoskyrl.stages.errors import SettingsError
@@ -35,3 +38,24 @@ def visible(gpus: Sequence[int]) -> str:
     """Return what CUDA_VISIBLE_DEVICES must say for a process to see these, counted among those that we see."""
     ours = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return ",".join(ours[gpu] if ours else str(gpu) for gpu in gpus)
+
+
+def count_gpus() -> int:
+    """Return how many GPUs there are to start servers on, without loading torch."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return len([name for name in named.split(",") if name.strip() not in ("", "-1")])
+    return len(driver_lines())
+
+
+def driver_lines() -> list[str]:
+    """Return name, driver and memory of every GPU, as nvidia-smi prints them."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = [program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        ran = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+        if ran.returncode == 0:
+            return [line.strip() for line in ran.stdout.splitlines() if line.strip()]
+    return []

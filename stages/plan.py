@@ -22,8 +22,8 @@ from nanoskyrl.stages.policy import count_parameters, find_base, is_adapter, res
 from nanoskyrl.stages.runs import Run, RunConfig
 from nanoskyrl.stages.session import check_first_policy
 from nanoskyrl.stages.train_config import rank_or_default, strategy_or_default
-from nanoskyrl.stages.vllm_client import choose_servers, kv_cache_bytes
 from nanoskyrl.stages.vllm_config import VllmConfig
+from nanoskyrl.stages.vllm_memory import choose_servers, kv_cache_bytes
 
 TRAINING_HINT = (
     "Lower `train.max_tokens_per_micro_batch`, raise `train.gradient_checkpointing` to 1, "

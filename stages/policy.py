@@ -8,6 +8,7 @@ log-probs that the trainer saw, by which `sync` proves that the weights arrived.
 
 import contextlib
 import json
+import logging
 import shutil
 import tempfile
 import warnings
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 # peft calls transformers by the old name wherever it makes adapters; nobody here can mend that.
 warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+# Whoever imports it, peft too, would be told which kernels it does not find on a CPU.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 STARTER = "starter"
 STARTER_DIRECTORY = Path(__file__).parent / "starter_policy"

@@ -37,8 +37,9 @@ from nanoskyrl.stages.policy import (
     text_config,
 )
 from nanoskyrl.stages.rendering import Renderer
-from nanoskyrl.stages.vllm_client import Client, Lost, Refused, ServerProcess, sampling_body
+from nanoskyrl.stages.vllm_client import Client, Lost, Refused, sampling_body
 from nanoskyrl.stages.vllm_config import VllmConfig
+from nanoskyrl.stages.vllm_process import ServerProcess
 from nanoskyrl.stages.vllm_proof import (
     SELF_TEST_TOLERANCE,
     canary,

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.gpus import count_gpus
 from nanoskyrl.stages.policy import find_base, is_adapter, policy_digest
 from nanoskyrl.stages.storage import write_whole
-from nanoskyrl.stages.vllm_client import Installation, ServerProcess, choose_servers, count_gpus, find_installation
 from nanoskyrl.stages.vllm_config import VllmConfig, groups_of_gpus
+from nanoskyrl.stages.vllm_memory import choose_servers
+from nanoskyrl.stages.vllm_process import Installation, ServerProcess, find_installation
 
 SERVERS = "servers.json"
 KEY = "VLLM_API_KEY"

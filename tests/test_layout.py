@@ -19,9 +19,9 @@ CORE = {"errors", "digests", "storage", "trajectory", "shards", "manifest", "con
 PLUMBING = {
     "rendering", "engines", "hf_engine", "scripted_engine", "kv_cache", "turns", "policy", "batching", "logprobs",
     "learner", "train_config", "critic", "objective", "episodes", "passes", "recipe", "update", "concurrent_turns",
-    "gpus", "vllm_config", "vllm_client", "vllm_tokens", "vllm_worker", "vllm_weights", "vllm_proof", "vllm_servers",
-    "vllm_engine", "packing", "parallel", "optim", "adapters", "checkpointing", "trained", "throughput",
-    "openai_engine", "chat_wire", "sources", "vocabulary", "marks", "rank_errors",
+    "gpus", "vllm_config", "vllm_client", "vllm_memory", "vllm_process", "vllm_tokens", "vllm_worker", "vllm_weights",
+    "vllm_proof", "vllm_servers", "vllm_engine", "packing", "parallel", "optim", "adapters", "checkpointing", "trained",
+    "throughput", "openai_engine", "chat_wire", "sources", "vocabulary", "marks", "rank_errors",
 }  # fmt: skip
 STAGES = {"rollout", "score", "advantage", "advantage_config", "kl_in_reward", "train", "sync", "eval"}
 ABOVE = {

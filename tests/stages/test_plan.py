@@ -5,7 +5,7 @@ import json
 import pytest
 
 from nanoskyrl.stages import plan as plan_module
-from nanoskyrl.stages import vllm_client
+from nanoskyrl.stages import vllm_memory
 from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.footprint import Bytes, generation_memory, training_memory
 from nanoskyrl.stages.plan import plan
@@ -52,7 +52,7 @@ def test_what_cannot_fit_is_refused_with_what_to_do(tmp_path, monkeypatch):
         plan(Run(tmp_path), {"loop": {"gpus_generate": "0", "gpus_train": "1"}})
     assert "max_tokens_per_micro_batch" in str(found.value.hint)
     monkeypatch.setattr(plan_module, "_gpus", lambda: [("H100", 80 * GIB)] * 2)
-    monkeypatch.setattr(vllm_client, "driver_lines", lambda: [f"NVIDIA H100, 580, {80 << 10} MiB"] * 2)
+    monkeypatch.setattr(vllm_memory, "driver_lines", lambda: [f"NVIDIA H100, 580, {80 << 10} MiB"] * 2)
     settings = {"rollout": {"engine": "vllm"}, "vllm": {"servers_per_gpu": 2, "kv_cache_gib": 50.0}}
     with pytest.raises(SettingsError, match=r"generation would take about 105\.00 GiB") as found:
         plan(Run(tmp_path), settings | {"loop": {"gpus_generate": "0", "gpus_train": "1"}})
@@ -97,7 +97,7 @@ def test_memory_of_an_engine_in_this_process_is_weights_and_keys_and_values():
 
 
 def test_memory_of_servers_is_their_share_of_the_gpu(tmp_path, gpus, monkeypatch):
-    monkeypatch.setattr(vllm_client, "driver_lines", lambda: [f"NVIDIA H100, 580, {80 << 10} MiB"] * 2)
+    monkeypatch.setattr(vllm_memory, "driver_lines", lambda: [f"NVIDIA H100, 580, {80 << 10} MiB"] * 2)
 
     def of(**settings):
         split = {"gpus_generate": "0", "gpus_train": "1"}

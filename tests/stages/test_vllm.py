@@ -29,9 +29,9 @@ from nanoskyrl.stages.policy import PolicyInfo, load_model, policy_digest, resol
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.shards import read_parts
 from nanoskyrl.stages.sync import deliver
-from nanoskyrl.stages.vllm_client import find_installation
 from nanoskyrl.stages.vllm_config import VllmConfig
 from nanoskyrl.stages.vllm_engine import VllmEngine
+from nanoskyrl.stages.vllm_process import find_installation
 
 STARTER = resolve_policy("starter")
 CONFIG = VllmConfig(gpus="cpu", max_num_seqs=64, kv_cache_gib=0.25, start_seconds=240)
@@ -538,7 +538,7 @@ def test_the_loop_keeps_its_servers_up_and_every_step_is_proved(tmp_path):
 
 
 def test_vllm_still_crashes_on_a_cpu_when_a_seeded_prefill_is_chunked(tmp_path):
-    # When this fails upstream has mended it: `--no-enable-chunked-prefill` can go from vllm_client.py.
+    # When this fails upstream has mended it: `--no-enable-chunked-prefill` can go from vllm_process.py.
     from nanoskyrl.stages.vllm_client import Lost, sampling_body
 
     engine = start(tmp_path, args=("--enable-chunked-prefill", "--max-num-batched-tokens", "128"), self_test=0)
@@ -564,7 +564,7 @@ def test_the_command_of_the_cpu_build_still_does_not_start():
 def test_a_server_that_we_did_not_start_is_used_by_its_address(adapter, tmp_path, monkeypatch):
     import secrets
 
-    from nanoskyrl.stages.vllm_client import MODULE, free_port, server_environment
+    from nanoskyrl.stages.vllm_process import MODULE, free_port, server_environment
 
     port, key = free_port(), secrets.token_hex(8)
     command = [

@@ -10,12 +10,14 @@ import pytest
 import torch
 from aiohttp import web
 
-from nanoskyrl.stages import vllm_client
+from nanoskyrl.stages import vllm_memory
 from nanoskyrl.stages.engines import Request, Sampling
 from nanoskyrl.stages.errors import EngineError, ProofError, SettingsError
 from nanoskyrl.stages.policy import policy_digest, resolve_policy
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
-from nanoskyrl.stages.vllm_client import (
+from nanoskyrl.stages.vllm_config import VllmConfig, groups_of_gpus
+from nanoskyrl.stages.vllm_engine import VllmEngine
+from nanoskyrl.stages.vllm_process import (
     RESTARTS,
     WITHIN_SECONDS,
     Installation,
@@ -24,8 +26,6 @@ from nanoskyrl.stages.vllm_client import (
     server_arguments,
     server_environment,
 )
-from nanoskyrl.stages.vllm_config import VllmConfig, groups_of_gpus
-from nanoskyrl.stages.vllm_engine import VllmEngine
 from nanoskyrl.stages.vllm_servers import Address, Servers, read_servers, write_servers
 from nanoskyrl.stages.vllm_tokens import PATH as TOKENS_PATH
 from nanoskyrl.stages.vllm_weights import expected_sums
@@ -286,7 +286,7 @@ def test_gpus_make_servers(gpus, size, found, groups):
 def test_servers_that_share_a_gpu_are_told_their_share_of_its_memory(monkeypatch, tmp_path):
     config = VllmConfig(gpus="0-1", servers_per_gpu=2)
     assert groups_of_gpus(config, 2) == [(0,), (0,), (1,), (1,)]
-    monkeypatch.setattr(vllm_client, "driver_lines", lambda: ["H100, 580.1, 81920 MiB", "H100, 580.1, 81920 MiB"])
+    monkeypatch.setattr(vllm_memory, "driver_lines", lambda: ["H100, 580.1, 81920 MiB", "H100, 580.1, 81920 MiB"])
     (tmp_path / "model.safetensors").write_bytes(b"0" * 1024)
     found = server_arguments(tmp_path, config, cpu=False, port=1, name="n", adapters=False)
     assert found[found.index("--gpu-memory-utilization") + 1] == "0.4500"
@@ -305,10 +305,10 @@ def test_servers_that_share_a_gpu_are_told_their_share_of_its_memory(monkeypatch
     ],
 )  # fmt: skip
 def test_small_models_get_several_servers_a_gpu(monkeypatch, tmp_path, gigabytes, changes, servers):
-    monkeypatch.setattr(vllm_client, "driver_lines", lambda: ["H100, 580.1, 81920 MiB"])
+    monkeypatch.setattr(vllm_memory, "driver_lines", lambda: ["H100, 580.1, 81920 MiB"])
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(gigabytes << 30)
-    assert vllm_client.choose_servers(tmp_path, VllmConfig(**changes)) == servers
+    assert vllm_memory.choose_servers(tmp_path, VllmConfig(**changes)) == servers
 
 
 @pytest.mark.parametrize(
