@@ -220,7 +220,9 @@ class Learner:
         if self.frozen:
             self._module = module
             return
-        keep_less(without_wrapper(self.model), self._checkpointed(), compiled=self.config.compile)
+        # ZeRO-3 gathers weights inside the layers: each product would be a program of its own.
+        layers = self.config.compile and self.strategy != "zero3"
+        keep_less(without_wrapper(self.model), self._checkpointed(), compiled=layers)
         if self._accelerator is None:
             self._accelerator = accelerator_of(self.strategy, self.config, self.device.partition(":")[0], dtype)
         trained = [p for p in self.model.parameters() if p.requires_grad]

@@ -63,7 +63,8 @@ class OptimizerConfig:
     """Share of the layers that are computed again in the backward pass instead of being kept; None: all of a model
     from 50 M parameters on, else none."""
     compile: bool = False
-    """Compile the layers and what is done with logits: faster on a GPU, after a minute at the start."""
+    """Compile the layers, but under ZeRO-3, and what is done with logits: faster on a GPU, after a minute at the
+    start."""
     dtype: str = "auto"
     """float32, bfloat16 or auto: bfloat16 on a GPU, float32 elsewhere."""
     device: str = "auto"
