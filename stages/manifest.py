@@ -316,6 +316,11 @@ def part_files(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if PART_NAME.fullmatch(path.name))
 
 
+def is_begun(directory: Path) -> bool:
+    """Say whether a stage has begun or ended its work there."""
+    return (directory / STARTED).is_file() or is_finished(directory)
+
+
 def folder_digests(directory: Path) -> dict[str, str]:
     """Return the digest of every file that a stage wrote beside its parts."""
     found = {SUMMARY: digest_file(directory / SUMMARY)} if (directory / SUMMARY).is_file() else {}
@@ -393,7 +398,7 @@ def _refuse_difference(
         name, now, then = difference
         raise ConflictError(
             f"`{directory}` is {state} with another `{name}`: {_short(then)}, now {_short(now)}",
-            hint="Name another output, or replace it with `--force`",
+            hint="Give the settings that it has, name another output, or replace it with `--force`",
         )
 
 

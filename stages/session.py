@@ -4,10 +4,11 @@ The commands and `loop` both go through here, so stages chained by hand and by t
 give the same bytes.
 """
 
+import contextlib
 import gc
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from nanoskyrl.stages.config import Settings, merge, plugin_config, stage_config, to_plain
 from nanoskyrl.stages.engines import AsyncEngine, Engine, make_engine
 from nanoskyrl.stages.errors import InputError, OutputError, SettingsError
-from nanoskyrl.stages.manifest import Manifest, is_finished, read_manifest
+from nanoskyrl.stages.manifest import Manifest, is_begun, is_finished, read_manifest
 from nanoskyrl.stages.metrics import METRICS, MetricsLog
 from nanoskyrl.stages.policy import cached_digest, check_policy, policy_digest, publish, read_info, resolve_policy
 from nanoskyrl.stages.registry import lookup
@@ -156,9 +157,8 @@ class Session:
         target = output or self.run.stage(step, "rollout")
         was = is_finished(target) and not force
         engine, log = self._engine_for(config.engine), self._log(target, step)
-        manifest = rollout(policy, target, config, settings=self.settings, engine=engine, force=force, log=log)
-        if output is None:
-            self.remember()
+        with self._remembering(target, step if output is None else None):
+            manifest = rollout(policy, target, config, settings=self.settings, engine=engine, force=force, log=log)
         return Outcome(manifest, target, was)
 
     def rollout_config(self, **flags: Any) -> Any:
@@ -182,8 +182,9 @@ class Session:
         source, target, step = self._places("score", step, source, output)
         config = stage_config(self.settings, "score")
         was, log = is_finished(target) and not force, self._log(target, step)
-        manifest = score(source, target, config, settings=self.settings, force=force, log=log)
-        return self._done(manifest, target, was, step)
+        with self._remembering(target, step):
+            manifest = score(source, target, config, settings=self.settings, force=force, log=log)
+        return Outcome(manifest, target, was)
 
     def advantage(
         self,
@@ -206,11 +207,12 @@ class Session:
             policy, reference = self._models(step, policy, reference)
             passes = self._passes_up()
         was, log = is_finished(target) and not force, self._log(target, step)
-        manifest = advantage(
-            source, target, config, policy=policy, reference=reference, previous=previous, passes=passes,
-            force=force, log=log,
-        )  # fmt: skip
-        return self._done(manifest, target, was, step)
+        with self._remembering(target, step):
+            manifest = advantage(
+                source, target, config, policy=policy, reference=reference, previous=previous, passes=passes,
+                force=force, log=log,
+            )  # fmt: skip
+        return Outcome(manifest, target, was)
 
     def _before(self, step: int | None, config: Any) -> Path | None:
         """Return the advantages that an adaptive KL coefficient follows from; None where it begins, or is fixed.
@@ -309,11 +311,12 @@ class Session:
             state = self._state_of(step, policy)
         learner = self._learner_for(config)
         was, log = is_finished(target) and not force, self._log(target, step)
-        manifest = train(
-            [source, *named[1:]], target, config, policy=policy, state=state, settings=self.settings,
-            seed=self.config.seed, engine=learner, force=force, log=log,
-        )  # fmt: skip
-        return self._done(manifest, target, was, step)
+        with self._remembering(target, step):
+            manifest = train(
+                [source, *named[1:]], target, config, policy=policy, state=state, settings=self.settings,
+                seed=self.config.seed, engine=learner, force=force, log=log,
+            )  # fmt: skip
+        return Outcome(manifest, target, was)
 
     def preview_train(self, *, source: Path | None = None, policy: Path | None = None) -> dict[str, Any]:
         """Return the terms of the loss that training would meet."""
@@ -354,10 +357,26 @@ class Session:
             policy = self.start_of(step)
         return policy
 
-    def _done(self, manifest: Manifest, target: Path, was: bool, step: int | None) -> Outcome:
-        if step is not None and is_main() and not self.ahead:  # inside a run, and the command that goes on in it
+    @contextlib.contextmanager
+    def _remembering(self, target: Path, step: int | None) -> Iterator[None]:
+        """Keep what was given before a stage's work, so that a killed one goes on without being told again.
+
+        Where the work does not even begin, nothing is kept. `step` is None outside a run.
+        """
+        if step is None or not is_main() or self.ahead:  # not the command that goes on in the run
+            yield
+            return
+        file = self.run.settings_file
+        before = file.read_bytes() if file.is_file() else None
+        if not is_begun(target):
             self.remember()
-        return Outcome(manifest, target, was)
+        try:
+            yield
+        except BaseException:
+            if not is_begun(target):
+                file.unlink(missing_ok=True) if before is None else write_whole(file, before)
+            raise
+        self.remember()
 
     def _state_of(self, step: int, policy: Path) -> Path | None:
         """Return the optimizer's state that belongs to a policy; None if no train of this run made it."""

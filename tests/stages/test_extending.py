@@ -3,9 +3,11 @@
 import json
 import re
 import shlex
+import signal
 import sys
 
 import pytest
+from killing import kill_at
 from running import ROOT
 
 from nanoskyrl.stages.manifest import read_manifest
@@ -73,6 +75,22 @@ def test_an_algorithm_chosen_at_the_first_train_is_that_of_the_next_steps(here):
     for command in (["rollout"], ["score"], ["advantage"], ["train"]):
         assert skyrl(command) == 0
     assert read_manifest(here / "runs" / "default" / "step-000001" / "train").settings["train"]["algo"] == "sapo"
+
+
+def test_a_stage_that_was_killed_goes_on_without_being_told_again(here):
+    told = ["--set", "rollout.train_batch_size=4", "--set", "rollout.rows_per_part=2", *QUICK]
+    assert kill_at("rollout", 4, ["rollout", *told, "--env", "tool_use"]) == -signal.SIGKILL
+    assert skyrl(["rollout"]) == 0
+    manifest = read_manifest(here / "runs" / "default" / "step-000000" / "rollout")
+    assert (manifest.settings["rollout"]["env"], len(manifest.parts)) == ("tool_use", 4)
+
+
+def test_what_a_stage_was_told_that_did_not_begin_is_not_kept(here):
+    assert skyrl(["rollout", *QUICK]) == 0
+    file = here / "runs" / "default" / "run.toml"
+    before = file.read_bytes()
+    assert skyrl(["score", "--reward", "nobody:nothing"]) == 2
+    assert file.read_bytes() == before
 
 
 def test_every_default_in_a_written_settings_file_can_be_uncommented(here):
