@@ -32,10 +32,12 @@ def init(
         build_starter(place, report=say)
         say(f"Made the starter policy at {place}")
         return
+    from nanoskyrl.stages.session import check_place
     from nanoskyrl.stages.template import write_settings
     from nanoskyrl_cli.options import settings_of
 
     found, settings, _ = settings_of(run, None, assignments, preset=preset)
+    check_place(found)
     path = write_settings(found, settings, force=force)
     say(f"Wrote {path}")
     say(f"Next: skyrl loop --run {found.root}")

@@ -152,6 +152,8 @@ class OpenaiEngine(ChatEngine):
         }
         if sampling.top_p < 1:
             body["top_p"] = sampling.top_p
+        if sampling.top_k:  # not every endpoint knows it; one that does not refuses the request, and says so
+            body["top_k"] = sampling.top_k
         if sampling.stop_strings:
             body["stop"] = list(sampling.stop_strings)
         if request.tools and config.tools == "native":

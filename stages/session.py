@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nanoskyrl.stages.config import Settings, merge, plugin_config, stage_config, to_plain
-from nanoskyrl.stages.engines import AsyncEngine, Engine, make_engine
+from nanoskyrl.stages.engines import AsyncEngine, Engine, TokenEngine, make_engine
 from nanoskyrl.stages.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.manifest import Manifest, is_begun, is_finished, read_manifest
 from nanoskyrl.stages.metrics import METRICS, MetricsLog
@@ -23,8 +23,6 @@ from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.runs import EVALUATIONS, INPUT_OF, Run, RunConfig, is_main, step_of, version_of
 from nanoskyrl.stages.storage import is_local, make_directory, remove_tree, write_whole
 
-WITHOUT_POLICY = ("scripted", "openai")
-"""Engines that hold no policy of ours."""
 SERVED = "vllm"
 """The engine that lives in servers; one of a run is met again by the next command."""
 NOT_REMEMBERED = ("rollout.tasks",)
@@ -62,10 +60,7 @@ class Session:
             ahead: Train beside another command of the run: from what the step before left, without waiting until
                 `sync` has published it, and without a word in the run's settings.
         """
-        if not is_local(run.root):
-            raise SettingsError(
-                f"a run lies on this machine, not at `{run.root}`", hint="Single stages take URLs, by `--out`"
-            )
+        check_place(run)
         self.run, self.settings, self.given, self.keep_up, self.ahead = run, settings, given or {}, keep_up, ahead
         self.config: RunConfig = stage_config(settings, "run")
         self._engines: dict[str, Engine] = {}
@@ -152,7 +147,7 @@ class Session:
         # Before anything is written: names, settings and tasks are right.
         self.engine_config(config.engine)
         environment_and_tasks(config, self.settings)
-        if policy is None and config.engine not in WITHOUT_POLICY:
+        if policy is None and holds_policy(config.engine):
             policy = self._policy_for(step) if output is None else resolve_policy(self.config.policy)
         target = output or self.run.stage(step, "rollout")
         was = is_finished(target) and not force
@@ -442,15 +437,16 @@ class Session:
 
         config = stage_config(self.settings, "eval")
         rollout_config = stage_config(self.settings, "rollout", seed=self.config.seed)
-        if rollout_config.engine in WITHOUT_POLICY:
+        if not holds_policy(rollout_config.engine):
             policy = None
         elif policy is None:
             policy = self.policy_of((self.run.policies() or [0])[-1])
         version = version_of(policy) if policy else None
         # A policy from elsewhere has no version here; its digest names the evaluation.
-        place = f"{version:08d}" if version is not None else policy_digest(policy)[:8] if policy else "scripted"
-        if rollout_config.engine == "openai":
-            place = re.sub(r"[^\w.-]+", "_", str(self.engine_config("openai").model or "openai"))
+        place = f"{version:08d}" if version is not None else policy_digest(policy)[:8] if policy else None
+        if place is None:
+            model = self.engine_config("openai").model if rollout_config.engine == "openai" else None
+            place = re.sub(r"[^\w.-]+", "_", str(model or rollout_config.engine))
         what: str = name or config.env or rollout_config.env
         target = output or self.run.root / EVALUATIONS / place / what
         was, log = is_finished(target) and not force, self._log(target, version)
@@ -577,6 +573,19 @@ def _check_state(made: Path, manifest: Manifest) -> None:
         path = made / name
         if name.startswith("state/") and path.is_file() and cached_digest(path) != digest:
             raise InputError(f"`{path}` has another digest than its manifest says", hint="Train that step again")
+
+
+def check_place(run: Run) -> None:
+    """Raise SettingsError if a run does not lie in this machine's file system."""
+    if not is_local(run.root):
+        raise SettingsError(
+            f"a run lies on this machine, not at `{run.root}`", hint="Single stages take URLs, by `--out`"
+        )
+
+
+def holds_policy(engine: str) -> bool:
+    """Say whether an engine of this name is given a policy of ours; the others sample from something else."""
+    return issubclass(lookup("engine", engine), TokenEngine)
 
 
 def as_toml(settings: Settings) -> str:

@@ -21,7 +21,7 @@ TEMPORARY = ".tmp"
 def as_path(place: str | os.PathLike[str]) -> Path:
     """Return a path for a local name or an fsspec URL such as `s3://bucket/run`."""
     text = str(place)
-    text = text.removeprefix("file://")
+    text = text.removeprefix("file://").removeprefix("local://")
     if "://" not in text:
         return place if isinstance(place, Path) else Path(text).expanduser()
     from upath import UPath

@@ -50,8 +50,9 @@ def test_a_url_is_a_path_behind_fsspec(tmp_path):
     assert as_path(place) == place
 
 
-def test_a_file_url_is_local(tmp_path):
-    assert is_local(as_path(f"file://{tmp_path}"))
+@pytest.mark.parametrize("scheme", ["file", "local"])
+def test_a_url_of_this_machine_is_a_plain_path(scheme, tmp_path):
+    assert as_path(f"{scheme}://{tmp_path}") == tmp_path
 
 
 def test_an_unknown_scheme_is_a_settings_error():

@@ -28,7 +28,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield tmp_path
-    for name in ("guess_env", "my_rewards", "my_algo", "my_estimator", "hotter"):
+    for name in ("guess_env", "my_rewards", "my_algo", "my_estimator", "hotter", "my_engine"):
         sys.modules.pop(name, None)
 
 
@@ -75,6 +75,23 @@ def test_an_algorithm_chosen_at_the_first_train_is_that_of_the_next_steps(here):
     for command in (["rollout"], ["score"], ["advantage"], ["train"]):
         assert skyrl(command) == 0
     assert read_manifest(here / "runs" / "default" / "step-000001" / "train").settings["train"]["algo"] == "sapo"
+
+
+def test_what_an_engine_without_our_policies_sampled_is_not_said_to_be_of_one(here):
+    (here / "my_engine.py").write_text(
+        "from nanoskyrl.stages.scripted_engine import ScriptedEngine\nclass Mine(ScriptedEngine):\n    pass\n"
+    )
+    assert skyrl(["rollout", "--engine", "my_engine:Mine", *QUICK]) == 0
+    made = here / "runs" / "default" / "step-000000" / "rollout"
+    tables = read_parts(made, read_manifest(made))
+    assert {digest for table in tables for digest in table.column("policy_digest").to_pylist()} == {None}
+    assert skyrl(["eval", "--limit", "2"]) == 0
+    assert [path.name for path in (here / "runs" / "default" / "evals").iterdir()] == ["my_engine_Mine"]
+
+
+def test_settings_are_written_for_runs_on_this_machine_alone(capsys):
+    assert skyrl(["init", "--run", "memory://mine"]) == 2
+    assert "a run lies on this machine" in capsys.readouterr().err
 
 
 def test_a_stage_that_was_killed_goes_on_without_being_told_again(here):

@@ -113,12 +113,12 @@ def test_what_ends_a_turn_and_what_is_remembered_is_sent(tmp_path):
     with endpoint(answer) as server:
         found = run_bench(
             "hle", tmp_path / "out", engine_name="openai", limit=1,
-            rollout={"stop_strings": ("END",), "memory": "last_turns", "memory_turns": 1},
+            rollout={"stop_strings": ("END",), "top_k": 5, "memory": "last_turns", "memory_turns": 1},
             tables={"openai": {"base_url": server.url, "model": "m"}, "hle": {"tools": ["calculator"]}},
         )  # fmt: skip
     assert found["turns_mean"] == 3.0
     assert [len(body["messages"]) for body in server.asked] == [2, 4, 4]
-    assert all(body["stop"] == ["END"] for body in server.asked)
+    assert all((body["stop"], body["top_k"]) == (["END"], 5) for body in server.asked)
 
 
 def test_replies_cut_off_count_as_truncated(rows, tmp_path):
