@@ -19,7 +19,7 @@ from nanoskyrl.stages.kv_cache import without_wrapper
 from nanoskyrl.stages.packing import hidden_states, is_packing, pack_of, prepare_packing
 from nanoskyrl.stages.policy import CRITIC, check_critic
 from nanoskyrl.stages.storage import make_directory
-from nanoskyrl.stages.train_config import CriticConfig
+from nanoskyrl.stages.train_config import CriticConfig, backbone_or_default
 
 HEAD, DESCRIPTION = "value_head.safetensors", "critic.json"
 
@@ -73,7 +73,7 @@ def new_critic(model: Any, config: CriticConfig, *, lora: bool) -> Critic:
         SettingsError: a backbone of its own is asked for, and the policy has adapters already.
     """
     base = without_wrapper(model)
-    kind = config.backbone or ("shared" if lora else "own")
+    kind = backbone_or_default(config.backbone, lora=lora)
     if kind == "own" and base is not model:
         raise SettingsError(
             "a critic of its own cannot begin from a policy with adapters", hint="Set `critic.backbone = shared`"

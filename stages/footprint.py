@@ -44,7 +44,14 @@ class Memory:
 
 
 def training_memory(
-    train: TrainConfig, shape: dict[str, Any], parameters: int, rank: int, *, on_gpu: bool, processes: int
+    train: TrainConfig,
+    shape: dict[str, Any],
+    parameters: int,
+    rank: int,
+    *,
+    on_gpu: bool,
+    processes: int,
+    critic: bool = False,
 ) -> Memory:
     """Return the most that one process of training holds at once: in the backward pass of a full micro-batch.
 
@@ -55,6 +62,7 @@ def training_memory(
         rank: Of adapters; 0: all of it learns.
         on_gpu: Whether bfloat16 is the default.
         processes: How many share the work.
+        critic: Whether a critic with a decoder of its own is trained beside the policy; another takes little.
 
     Returns:
         What tensors take; CUDA's context and what its allocator keeps in reserve come on top.
@@ -81,13 +89,17 @@ def training_memory(
         "zero3": min(parameters, GATHERED_AT_ONCE) * size + 2 * ZERO_BUCKET * size,
         "ddp": learnt * size,
     }.get(strategy, 0)
+    kept = layers * ((1 - again) * a_layer + again * tokens * hidden * size)
+    decoder = parameters - (0 if shape.get("tie_word_embeddings") else vocabulary * hidden)
+    beside = decoder * (size + FLOAT32 + moments + (FLOAT32 if half else 0) + (size if processes > 1 else 0)) + kept
     return Memory({
         "weights": (parameters * (NF4 if train.quantization else size) + (learnt * size if rank else 0)) / shares,
         "gradients": learnt * FLOAT32 / states + (0 if rank else vocabulary * hidden * size),
         "optimizer": learnt * (moments + (FLOAT32 if half else 0)) / states,
         "gathered and exchanged": exchanged,
-        "kept for the backward pass": layers * ((1 - again) * a_layer + again * tokens * hidden * size),
+        "kept for the backward pass": kept,
         "one layer, or a chunk of logits": max(a_layer if again else 0, logits),
+        **({"critic": beside} if critic else {}),
     })  # fmt: skip
 
 

@@ -117,6 +117,7 @@ class Learner:
         self._module: Any = None
         self.masters = Masters([])
         """What the optimizer steps: the weights themselves, or float32 copies."""
+        self._critic_masters = Masters([])
         self._optimizer: Any = None
         self._scheduler: Any = None
         self._critic_optimizer: Any = None
@@ -193,6 +194,7 @@ class Learner:
             )
         self.strategy = strategy_of(self.config, self.world, parameters=self.parameters, lora=bool(self.lora_rank))
         self.critic = self._critic_optimizer = self._critic_scheduler = None
+        self._critic_masters = Masters([])
         if self.critic_config is not None:
             if self._with_deepspeed:
                 raise SettingsError(
@@ -234,9 +236,12 @@ class Learner:
             optimizer, self._scheduler = make_optimizer(self.masters.stepped, self.lr, self.config)
         self._module, self._optimizer = self._accelerator.prepare(module, optimizer)
         if self.critic is not None:
+            if self.critic.backbone is not None:
+                keep_less(self.critic.backbone, self._checkpointed())
             # An optimizer of its own: a run may go over to an algorithm without a critic, and back.
+            self._critic_masters = Masters(self.critic.parameters())
             optimizer, self._critic_scheduler = make_optimizer(
-                list(self.critic.parameters()), self._critic_lr, self.config
+                self._critic_masters.stepped, self._critic_lr, self.config
             )
             prepared = self._accelerator.prepare(self.critic, optimizer)
             self.critic, self._critic_optimizer = prepared[0].eval(), prepared[1]
@@ -261,6 +266,7 @@ class Learner:
             self.masters.load_state(saved.get("masters", ()))
             if self.critic is not None and "critic_optimizer" in saved:
                 self._critic_optimizer.load_state_dict(saved["critic_optimizer"])
+                self._critic_masters.load_state(saved.get("critic_masters", ()))
                 self._critic_scheduler.load_state_dict(saved["critic_scheduler"])
                 use_settings(self._critic_scheduler, self._critic_lr, self.config)
         except FileNotFoundError as error:
@@ -274,7 +280,13 @@ class Learner:
             ) from error
 
     def _check_made_alike(self, saved: dict[str, Any], state: Path) -> None:
-        """Raise SettingsError if processes shared the state in another way: only as many can take it up again."""
+        """Raise SettingsError if the state was left by another optimizer, type, or way of sharing it."""
+        for name, ours in self._made_with().items():
+            if (theirs := saved.get("made_with", {}).get(name, ours)) != ours:
+                raise SettingsError(
+                    f"the optimizer's state in `{state}` was left with `train.{name}` {theirs}, and this is {ours}",
+                    hint=f"Go on with `train.{name} = {theirs}`, or begin another run with this policy",
+                )
         # Without DeepSpeed every process holds all of it.
         ours = (self.strategy, self.world.size) if self._with_deepspeed else ("ddp", 1)
         theirs = tuple(saved.get("shared", ours))
@@ -286,6 +298,10 @@ class Learner:
                 + (f" and `--num-processes {theirs[1]}`" if theirs[0] != "ddp" else "")
                 + ", or begin another run with this policy",
             )
+
+    def _made_with(self) -> dict[str, str]:
+        """Return the settings that a state cannot be taken up without."""
+        return {"optimizer": self.config.optimizer, "dtype": self.dtype}
 
     def _load_deepspeed(self, state: Path) -> None:
         try:
@@ -411,6 +427,7 @@ class Learner:
                 else:
                     self._accelerator.backward(loss * self.world.size if self.world.size > 1 else loss)
             self.masters.take_gradients()
+            self._critic_masters.take_gradients()
             batch = following
 
     def step(self, batches: Iterable[MicroBatch | None], loss_of: Callable[[MicroBatch], Tensor]) -> StepResult:
@@ -428,13 +445,14 @@ class Learner:
         of_critic = None
         if self.critic is not None and self.critic_config is not None:
             of_critic = float(
-                torch.nn.utils.clip_grad_norm_(self.critic.parameters(), self.critic_config.max_grad_norm)
+                torch.nn.utils.clip_grad_norm_(self._critic_masters.stepped, self.critic_config.max_grad_norm)
             )
         finite = np.isfinite(norm) and np.isfinite(of_critic or 0.0)
         if finite:
             for optimizer in self._optimizers:
                 optimizer.step()
             self.masters.give_back()
+            self._critic_masters.give_back()
             self.policy_digest = None  # no published policy any more, until it is saved
         for scheduler in (self._scheduler, self._critic_scheduler):
             if scheduler is not None:
@@ -517,6 +535,7 @@ class Learner:
         kept: dict[str, Any] = {
             "scheduler": self._scheduler.state_dict(),
             "shared": (self.strategy, self.world.size) if self._with_deepspeed else ("ddp", 1),
+            "made_with": self._made_with(),
         }
         if self._with_deepspeed:
             with without_checksums():
@@ -527,6 +546,8 @@ class Learner:
                 kept["masters"] = self.masters.state()
             if self.critic is not None:
                 kept["critic_optimizer"] = self._critic_optimizer.state_dict()
+                if self._critic_masters.any:
+                    kept["critic_masters"] = self._critic_masters.state()
                 kept["critic_scheduler"] = self._critic_scheduler.state_dict()
         if self.world.is_main:
             # torch's writer knows no OSError.

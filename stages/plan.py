@@ -19,9 +19,10 @@ from nanoskyrl.stages.footprint import (
 )
 from nanoskyrl.stages.placement import Placement
 from nanoskyrl.stages.policy import count_parameters, find_base, is_adapter, resolve_policy
+from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.runs import Run, RunConfig
 from nanoskyrl.stages.session import check_first_policy
-from nanoskyrl.stages.train_config import rank_or_default, strategy_or_default
+from nanoskyrl.stages.train_config import backbone_or_default, rank_or_default, strategy_or_default
 from nanoskyrl.stages.vllm_config import VllmConfig
 from nanoskyrl.stages.vllm_memory import choose_servers, kv_cache_bytes
 
@@ -64,7 +65,11 @@ def plan(run: Run, settings: Settings) -> dict[str, Any]:
         _check_there(place, len(gpus))
     on_gpu = bool(place.train) if place is not None else bool(gpus)
     processes = max(1, len(place.train)) if place is not None else 1
-    training = training_memory(train, shape, parameters, rank, on_gpu=on_gpu, processes=processes)
+    backbone = backbone_or_default(stage_config(settings, "critic").backbone, lora=bool(rank))
+    training = training_memory(
+        train, shape, parameters, rank, on_gpu=on_gpu, processes=processes,
+        critic=lookup("algo", train.algo).needs_critic and backbone == "own",
+    )  # fmt: skip
     generating = _generating(settings, base, shape, parameters, place, gpus)
     strategy = strategy_or_default(train.strategy, parameters, lora=bool(rank))
     report = {

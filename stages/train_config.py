@@ -25,6 +25,10 @@ RANGES = {
     "max_staleness": (0, 1e9),
 }
 """Least and largest values that can be meant."""
+SCHEDULERS = (
+    "constant_with_warmup", "constant", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt",
+)  # fmt: skip
+"""Those of transformers that follow from the step alone and need no settings besides ours."""
 HINTS = {"lr": "2e-4 suits the starter policy", "lora_rank": "0 trains the whole model"}
 
 
@@ -35,7 +39,8 @@ class OptimizerConfig:
     lr: float | None = None
     """None: 2e-4 for a whole model under 50 M parameters, 1e-6 for a larger one, 1e-4 for LoRA."""
     lr_scheduler: str = "constant_with_warmup"
-    """A schedule of transformers: constant_with_warmup, linear, cosine, ..."""
+    """constant_with_warmup, constant, linear, cosine, cosine_with_restarts, polynomial or inverse_sqrt, as transformers
+    has them."""
     lr_warmup_steps: int = 0
     """Optimizer steps over which the rate rises from 0."""
     lr_decay_steps: int | None = None
@@ -165,7 +170,7 @@ class TrainConfig(OptimizerConfig):
                 )
         check_words(
             "train", self, strategy=("auto", "ddp", "zero2", "zero3"), optimizer=("adamw", "adamw_8bit"),
-            quantization=(None, "nf4"),
+            quantization=(None, "nf4"), lr_scheduler=SCHEDULERS,
         )  # fmt: skip
         if not self.max_grad_norm > 0:
             raise SettingsError(f"`train.max_grad_norm` must be above 0, not {self.max_grad_norm}", hint="1 is usual")
@@ -182,6 +187,16 @@ class TrainConfig(OptimizerConfig):
         if self.loss_reduction is not None:
             reduction(self.loss_reduction)
         check_horizon(self.loss_reduction, self.horizon)
+
+
+def backbone_or_default(asked: str | None, *, lora: bool) -> str:
+    """Return the backbone of a new critic, own or shared.
+
+    Args:
+        asked: `critic.backbone`.
+        lora: Whether the policy is trained through adapters.
+    """
+    return asked or ("shared" if lora else "own")
 
 
 def rank_or_default(asked: int | None, parameters: int) -> int:

@@ -3,6 +3,7 @@
 import importlib.util
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from nanoskyrl.stages.policy import is_adapter, read_info, resolve_policy
 from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.runs import Run
 from nanoskyrl.stages.session import Session
-from nanoskyrl.stages.train_config import OptimizerConfig, TrainConfig
+from nanoskyrl.stages.train_config import CriticConfig, OptimizerConfig, TrainConfig
 from nanoskyrl.stages.update import Update
 
 STARTER = resolve_policy("starter")
@@ -61,6 +62,51 @@ def update(learner):
     return Update(objective).step(learner, list(range(8)))
 
 
+def update_with_critic(learner):
+    algorithm = lookup("algo", "ppo")
+    made = rows(300)
+    sequences = replace(made, returns=made.advantages, values=[0 * each for each in made.advantages])
+    objective = Objective(
+        algorithm, algorithm.Config(), TrainConfig(algo="ppo", max_tokens_per_micro_batch=40), sequences, 1.0,
+        off_policy=OffPolicyConfig(), critic=learner.critic_config,
+    )  # fmt: skip
+    return Update(objective).step(learner, list(range(8)))
+
+
+def test_small_steps_of_a_critic_in_bfloat16_add_up_and_go_on_with_the_same_bits(tmp_path):
+    config, critic = OptimizerConfig(lr=1e-6, dtype="bfloat16"), CriticConfig(lr=1e-6)
+    unbroken, broken = Learner(config, critic=critic), Learner(config, critic=critic)
+    for learner in (unbroken, broken):
+        learner.load(STARTER)
+    began = [copy.clone() for copy in unbroken._critic_masters.state()]
+    assert {each.dtype for each in began} == {torch.float32}
+    for step in range(4):
+        assert update_with_critic(unbroken).critic_grad_norm > 0
+        update_with_critic(broken)
+        broken.save(tmp_path / str(step) / "policy", tmp_path / str(step) / "state", [1, 2, 3])
+        broken = Learner(config, critic=critic)
+        broken.load(tmp_path / str(step) / "policy", tmp_path / str(step) / "state")
+    ended, again = unbroken._critic_masters.state(), broken._critic_masters.state()
+    assert all(torch.equal(a, b) for a, b in zip(ended, again, strict=True))
+    moved = sum(int((a != b).sum()) for a, b in zip(began, ended, strict=True))
+    assert moved > 0.8 * sum(each.numel() for each in began)  # in bfloat16 a step of 1e-6 moves hardly any
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ({}, {"optimizer": "adamw_8bit"}, "`train.optimizer` adamw, and this is adamw_8bit"),
+        ({"optimizer": "adamw_8bit"}, {}, "`train.optimizer` adamw_8bit, and this is adamw"),
+        ({}, {"dtype": "bfloat16"}, "`train.dtype` float32, and this is bfloat16"),
+        ({"dtype": "bfloat16"}, {}, "`train.dtype` bfloat16, and this is float32"),
+    ],
+)
+def test_a_state_of_another_optimizer_or_type_is_refused(before, after, named, tmp_path):
+    policy, state = left_behind(tmp_path, **before)
+    with pytest.raises(SettingsError, match=named):
+        Learner(OptimizerConfig(**after)).load(policy, state)
+
+
 @pytest.mark.parametrize("settings", [{}, {"lora_rank": 4}, {"dtype": "bfloat16"}])
 def test_a_learner_that_stopped_goes_on_with_the_same_bits(tmp_path, settings):
     config = OptimizerConfig(lr=1e-3, lr_scheduler="cosine", lr_decay_steps=9, lr_warmup_steps=1, **settings)
@@ -83,9 +129,9 @@ def test_a_learner_that_stopped_goes_on_with_the_same_bits(tmp_path, settings):
     assert not all(torch.equal(a, b) for a, b in zip(unbroken.masters.stepped, moved.masters.stepped, strict=True))
 
 
-def left_behind(place):
+def left_behind(place, **settings):
     """Train the starter policy once, save it, and return what a learner with other settings goes on from."""
-    learner = Learner(OptimizerConfig(lr=1e-3, lora_rank=4))
+    learner = Learner(OptimizerConfig(lr=1e-3, lora_rank=4, **settings))
     learner.load(STARTER, seed=3)
     update(learner)
     learner.save(place / "policy", place / "state", [1, 2, 3])
@@ -139,8 +185,8 @@ def test_training_that_fails_leaves_the_old_output_and_what_follows_an_unfinishe
     session = trained_twice(tmp_path / "run")
     made = session.run.stage(1, "train")
     before = read_manifest(made).to_bytes()
-    wrong = Session(session.run, merge(SMALL, {"train": {"lr_scheduler": "nope"}}))
-    with pytest.raises(SettingsError, match="nope"):
+    wrong = Session(session.run, merge(SMALL, {"train": {"lr_scheduler": "linear"}}))
+    with pytest.raises(SettingsError, match="num_training_steps"):
         wrong.train(1, force=True)
     assert read_manifest(made).to_bytes() == before
     assert (made / "state").is_dir()

@@ -87,6 +87,8 @@ def test_memory_of_training_is_weights_states_and_activations():
     assert zero["gradients"] == PARAMETERS + embedding
     assert zero["gathered and exchanged"] > 2 * 10**9  # ZeRO-3 holds so many weights whole
     kept = "kept for the backward pass"
+    critic = training_memory(TrainConfig(), QWEN, PARAMETERS, 0, on_gpu=True, processes=1, critic=True).parts["critic"]
+    assert critic > 15 * PARAMETERS  # weights, gradients, moments, copies, as the policy has; no head
     assert of(gradient_checkpointing=0.0)[kept] > 5 * full[kept]
 
 
