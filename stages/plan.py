@@ -81,7 +81,7 @@ def plan(run: Run, settings: Settings) -> dict[str, Any]:
         "rollout": f"{rows} trajectories ({rollout.train_batch_size} prompts) on `{rollout.engine}`",
         "train": f"{train.algo}, {'full fine-tuning' if rank == 0 else f'LoRA rank {rank}'}, "
         + ("one process" if processes == 1 else f"{processes} processes, {strategy}"),
-        "devices": f"{len(gpus)} x {gpus[0][0]}" if gpus else f"CPU, {_threads()} threads",
+        "devices": f"{len(gpus)} x {gpus[0][0]}" if gpus else f"CPU, threads: {_threads()}",
         "placement": _placement(place, config.lag),
     }
     for half, memory in (("generation", generating), ("training", training)):
