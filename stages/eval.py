@@ -34,6 +34,7 @@ from nanoskyrl.stages.manifest import (
 )
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.openai_engine import OpenaiEngine
+from nanoskyrl.stages.policy import model_name
 from nanoskyrl.stages.registry import lookup, plugin_errors
 from nanoskyrl.stages.rollout import ROWS_PER_PART, Plan, RolloutConfig, failed, prepare, run_parts, tasks_in
 from nanoskyrl.stages.score import score_table, unjudged
@@ -78,7 +79,8 @@ class EvalConfig:
     max_generate_length: int | None = None
     """Tokens of one turn; None: the benchmark's own number, or the rollout's."""
     prices: str | None = None
-    """A TOML or JSON file: by model, what a million `prompt` and `completion` tokens cost."""
+    """A TOML or JSON file: by model, what a million `prompt` and `completion` tokens cost. A policy's model is called
+    what its run began with, such as `starter` or a hub id."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be meant."""
@@ -138,7 +140,8 @@ def evaluate(
     if bench is not None and not bench.secret and not is_local(output):
         refuse_to_leave(bench.stays_local, output)
     engine_config = plugin_config(settings, "engine", plan.config.engine)
-    prices = read_prices(config.prices, getattr(engine_config, "model", None) or (policy.name if policy else name))
+    model = getattr(engine_config, "model", None) or (model_name(policy) if policy else None)
+    prices = read_prices(config.prices, model)
     asked = {key: value for key, value in to_plain(config).items() if key not in ("bench", "env", "prices")}
     described = {**plan.head.settings, "eval": {**asked, "prices": prices}}
     inputs = plan.head.inputs | (bench.inputs(plan.tasks) if bench else {})

@@ -101,6 +101,22 @@ def test_a_cost_is_given_where_prices_are(tmp_path):
     assert json.loads(done.stdout)["mmlu"]["cost"] == pytest.approx(3 * (7 * 1000 + 3 * 10000) / 1e6)
 
 
+def test_a_policy_is_priced_by_its_name_and_gold_answers_need_no_price(tmp_path):
+    prices = tmp_path / "prices.toml"
+    prices.write_text("[starter]\nprompt = 1000\ncompletion = 10000\n")
+    common = (
+        "--bench", "mmlu", "--data", rows_file("mmlu"), "--prices", prices, "--limit", 1, "--run", tmp_path / "run",
+        "--json",
+    )  # fmt: skip
+    asked = skyrl("eval", "--policy", "starter", *common, "--set", "eval.max_generate_length=4")
+    assert asked.returncode == 0, asked.stderr
+    found = json.loads(asked.stdout)["mmlu"]
+    assert found["cost"] == pytest.approx((found["prompt_tokens"] * 1000 + found["completion_tokens"] * 10000) / 1e6)
+    gold = skyrl("eval", "--engine", "scripted", *common)
+    assert gold.returncode == 0, gold.stderr
+    assert json.loads(gold.stdout)["mmlu"]["cost"] is None
+
+
 def own_tasks(path, count):
     return lines(path, [{"prompt": f"{i} + 1", "ground_truth": str(i + 1)} for i in range(count)])
 
