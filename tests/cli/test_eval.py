@@ -136,6 +136,44 @@ def test_an_environment_gives_at_most_the_tasks_it_has(limit, tasks, says, tmp_p
     assert (manifest["settings"]["rollout"]["train_batch_size"], manifest["rows_out"]) == (tasks, tasks)
 
 
+@pytest.mark.parametrize("own_test", [False, True])
+def test_an_environment_is_reported_as_a_benchmark_is_and_says_which_tasks_they_were(own_test, tmp_path):
+    file, test, run = own_tasks(tmp_path / "tasks.jsonl", 5), own_tasks(tmp_path / "test.jsonl", 4), tmp_path / "run"
+    data = ("--set", f"text_math.data={file}", *(("--set", f"text_math.test_data={test}") if own_test else ()))
+    common = ("eval", "--engine", "scripted", "--n-samples", 2, "--run", run, *data)
+    kind, tasks = ("held-out", 4) if own_test else ("training", 5)
+    done = skyrl(*common)
+    assert done.returncode == 0, done.stderr
+    out = run / "evals" / "scripted" / "text_math"
+    assert (
+        f"success 1.000 [{'0.510' if own_test else '0.566'}, 1.000] on {tasks} {kind} tasks of text_math" in done.stderr
+    )
+    assert done.stdout.startswith(" ")
+    assert f"success on {kind} tasks" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["pass@2", "1.000"] in rows
+    assert ["samples", str(2 * tasks)] in rows
+    as_json = skyrl(*common, "--json")
+    assert json.loads(as_json.stdout) == {"text_math": json.loads((out / "summary.json").read_text())}
+    shown = skyrl("show", out, "--limit", 1)
+    assert shown.returncode == 0, shown.stderr
+    assert done.stdout.rstrip() in shown.stdout
+    assert "pass@2" not in skyrl("show", out, "--row", 0).stdout
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", "{}"])
+def test_the_rows_of_an_evaluation_are_shown_without_its_summary(text, tmp_path):
+    file, out = own_tasks(tmp_path / "tasks.jsonl", 5), tmp_path / "out"
+    skyrl("eval", "--engine", "scripted", "--run", tmp_path / "run", "--out", out, "--set", f"text_math.data={file}")
+    (out / "summary.json").unlink()
+    if text is not None:
+        (out / "summary.json").write_text(text)
+    shown = skyrl("show", out)
+    assert shown.returncode == 0, shown.stderr
+    assert "5 rows of `eval`" in shown.stdout
+    assert shown.stdout.count("completed") == 5
+
+
 # skyrl grade
 
 ROWS = [
