@@ -102,10 +102,13 @@ def evaluate(
 
 def _run(session: Any, names: Sequence[str | None], policy: Any, out: Path | None, force: bool, as_json: bool) -> int:
     """Run benchmarks one after the other, each to its end, or the environment; return the largest exit code."""
-    from nanoskyrl.stages.errors import ShortError
-    from nanoskyrl.stages.eval_report import summary_of, table
+    from nanoskyrl.stages.errors import NanoskyrlError, ShortError
+    from nanoskyrl.stages.eval import check_ahead
+    from nanoskyrl.stages.eval_report import summary_of
     from nanoskyrl_cli.options import say
 
+    if len(names) > 1:  # a single one looks by itself
+        check_ahead([name for name in names if name is not None], session.settings)
     summaries, code = {}, 0
     for name in names:
         place = out / name if out is not None and name is not None else out
@@ -116,14 +119,25 @@ def _run(session: Any, names: Sequence[str | None], policy: Any, out: Path | Non
             say(f"error: {error}\n\nhint: {error.hint}")
             code = max(code, error.exit_code)
             continue
+        except (NanoskyrlError, OSError):  # it ends the command, and what was found before is worth as much
+            if summaries:
+                _report(summaries, as_json)
+            raise
         summaries[outcome.manifest.settings["rollout"]["env"]] = summary_of(outcome.output)
         _say_fewer(session, outcome.output)
         code = max(code, finish(outcome, session, None, as_json=False))
+    _report(summaries, as_json)
+    return code
+
+
+def _report(summaries: dict[str, Any], as_json: bool) -> None:
+    """Print the numbers of what was evaluated."""
+    from nanoskyrl.stages.eval_report import table
+
     if as_json:
         print_json(summaries)
     elif summaries:
         emit(table(summaries))
-    return code
 
 
 def _say_fewer(session: Any, output: Path) -> None:

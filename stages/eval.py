@@ -8,7 +8,7 @@ for them again, and for nothing else.
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from nanoskyrl.stages.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.openai_engine import OpenaiEngine
 from nanoskyrl.stages.policy import model_name
 from nanoskyrl.stages.registry import lookup, plugin_errors
-from nanoskyrl.stages.rollout import ROWS_PER_PART, Plan, RolloutConfig, failed, prepare, run_parts, tasks_in
+from nanoskyrl.stages.rollout import ROWS_PER_PART, Plan, RolloutConfig, failed, files_of, prepare, run_parts, tasks_in
 from nanoskyrl.stages.score import score_table, unjudged
 from nanoskyrl.stages.shards import read_part
 from nanoskyrl.stages.storage import is_local, make_directory, write_whole
@@ -180,6 +180,24 @@ def evaluate(
     return manifest
 
 
+def check_ahead(names: Sequence[str], settings: Mapping[str, Mapping[str, Any]]) -> None:
+    """Look at the settings, named files and rows of several evaluations, before hours are spent on the first of them.
+
+    Raises:
+        NanoskyrlError, OSError: what one of them would end with before it asked anything.
+    """
+    for name in names:
+        _posed(name, settings)
+        files_of(plugin_config(settings, "env", name))
+
+
+def _posed(name: str, settings: Mapping[str, Mapping[str, Any]]) -> tuple[Environment, int]:
+    """Return what is evaluated, and how many tasks it has."""
+    with plugin_errors(f"environment `{name}`"):
+        environment: Environment = lookup("env", name)(plugin_config(settings, "env", name))
+        return environment, len(tasks_in(environment, "test"))
+
+
 def settings_of(name: str, engine: str, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the settings that an evaluation runs under: on a CPU, a benchmark's numbers hang on no batch size.
 
@@ -283,9 +301,7 @@ def _as_rollout(
     name: str, config: EvalConfig, rollout_config: RolloutConfig, settings: Mapping[str, Mapping[str, Any]]
 ) -> RolloutConfig:
     """Return the rollout that samples these tasks."""
-    with plugin_errors(f"environment `{name}`"):
-        environment: Environment = lookup("env", name)(plugin_config(settings, "env", name))
-        there = len(tasks_in(environment, "test"))
+    environment, there = _posed(name, settings)
     bench = environment if isinstance(environment, Benchmark) else None
     limit = config.limit if config.limit is not None else BENCH_TASKS if bench else ENV_TASKS
     limit = min(limit or there, there)

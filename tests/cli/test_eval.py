@@ -1,11 +1,12 @@
 """`skyrl eval` and `skyrl grade` as a user meets them."""
 
 import json
+import shutil
 
 import pytest
 from benches import rows_file
 from endpoints import endpoint
-from running import data_file, skyrl
+from running import as_flags, data_file, skyrl
 
 
 def lines(path, rows):
@@ -61,6 +62,42 @@ def test_a_dead_endpoint_ends_with_3_and_a_count(tmp_path):
     assert "error: 2 of 2 attempts at gsm8k were not answered" in done.stderr
     assert "error: 2 of 2 attempts at mmlu were not answered" in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "code", "says"),
+    [
+        ("mmlu", "data", 2, "no file at `none.txt.jsonl`"), ("mmlu", "prompt", 2, "there is no prompt `none.txt`"),
+        ("hle", "judge_prompt", 1, "`none.txt`: No such file"),
+    ],
+)  # fmt: skip
+def test_a_later_benchmark_that_cannot_begin_is_named_before_the_first_begins(name, setting, code, says, tmp_path):
+    rows = {"data": rows_file(name), setting: "none.txt.jsonl" if setting == "data" else "none.txt"}
+    done = skyrl(
+        "eval", "--bench", f"gsm8k,{name}", "--engine", "scripted", "--limit", 1, "--run", tmp_path / "run",
+        "--data", f"gsm8k={rows_file('gsm8k')}", *as_flags({name: rows}),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_finished_is_printed_when_a_later_benchmark_ends_the_command(tmp_path):
+    common = (
+        "eval", "--bench", "gsm8k,mmlu", "--engine", "scripted", "--run", tmp_path / "run",
+        "--data", f"gsm8k={rows_file('gsm8k')}", "--data", f"mmlu={rows_file('mmlu')}",
+    )  # fmt: skip
+    assert skyrl(*common, "--limit", 1).returncode == 0
+    shutil.rmtree(tmp_path / "run" / "evals" / "scripted" / "gsm8k")
+    for flags in ((), ("--json",)):
+        done = skyrl(*common, "--limit", 2, *flags)  # mmlu is there already, of another number of tasks
+        assert done.returncode == 2
+        assert "error: `" in done.stderr
+        assert "mmlu` is finished with another" in done.stderr
+        if flags:
+            assert [(name, found["tasks"]) for name, found in json.loads(done.stdout).items()] == [("gsm8k", 2)]
+        else:
+            assert done.stdout.split()[:2] == ["gsm8k", "accuracy"]
 
 
 def test_a_judge_is_named_by_flags(tmp_path):
