@@ -8,12 +8,12 @@ from nanoskyrl.stages.errors import InputError, did_you_mean
 from nanoskyrl.stages.storage import as_path
 
 
-def read_prices(table: str | None, model: str) -> dict[str, float] | None:
-    """Return what a million prompt and completion tokens of a model cost; None without a table.
+def read_prices(table: str | None, model: str | None) -> dict[str, float] | None:
+    """Return what a million prompt and completion tokens of a model cost; None without a table or a model.
 
     Args:
         table: A TOML or JSON file such as `["my-model"]`, `prompt = 0.15`, `completion = 0.6`, in any one currency.
-        model: The model's name in it.
+        model: The model's name in it; None: no model is at work, and the table is only read.
 
     Raises:
         InputError: the file is missing, cannot be read, or has no prices of the model.
@@ -29,6 +29,8 @@ def read_prices(table: str | None, model: str) -> dict[str, float] | None:
         prices: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, UnicodeDecodeError) as error:
         raise InputError(f"`{table}` is neither TOML nor JSON: {error}", hint=hint) from error
+    if model is None:
+        return None
     if not isinstance(prices, dict) or not isinstance(prices.get(model), dict):
         known = prices if isinstance(prices, dict) else {}
         raise InputError(f"`{table}` has no prices of `{model}`", hint=did_you_mean(model, known) or hint)

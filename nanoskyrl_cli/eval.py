@@ -1,5 +1,6 @@
 """`skyrl eval`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,6 @@ from nanoskyrl_cli.options import (
     ConfigOption,
     EnvOption,
     ForceOption,
-    JsonOption,
     OutOption,
     RunOption,
     SetOption,
@@ -75,7 +75,9 @@ def evaluate(
     config: ConfigOption = None,
     assignments: SetOption = None,
     force: ForceOption = False,
-    as_json: JsonOption = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the numbers as JSON on stdout, by benchmark or environment.")
+    ] = False,
 ) -> int:
     """Measure a policy or an endpoint on benchmarks or held-out tasks: success with its interval, pass@k, cost.
 
@@ -95,40 +97,47 @@ def evaluate(
     for name, values in _bench_flags(names, data, judge_endpoint, judge_model).items():
         flags[name] = {**flags.get(name, {}), **values}
     session = open_session(run, config, assignments, flags)
-    chosen = names or session.benches()
-    named = policy_path(policy)
-    if not chosen:
-        with working("eval"):
-            outcome = session.eval(policy=named, output=path(out), force=force)
-        _say_fewer(session, outcome.output)
-        return finish(outcome, session, None, as_json)
-    return _run(session, chosen, named, out, force, as_json)
+    return _run(session, names or session.benches() or [None], policy_path(policy), path(out), force, as_json)
 
 
-def _run(session: Any, names: list[str], policy: Any, out: str | None, force: bool, as_json: bool) -> int:
-    """Run benchmarks one after the other, each to its end; return the largest exit code."""
-    from nanoskyrl.stages.errors import ShortError
-    from nanoskyrl.stages.eval_report import summary_of, table
+def _run(session: Any, names: Sequence[str | None], policy: Any, out: Path | None, force: bool, as_json: bool) -> int:
+    """Run benchmarks one after the other, each to its end, or the environment; return the largest exit code."""
+    from nanoskyrl.stages.errors import NanoskyrlError, ShortError
+    from nanoskyrl.stages.eval import check_ahead
+    from nanoskyrl.stages.eval_report import summary_of
     from nanoskyrl_cli.options import say
 
+    if len(names) > 1:  # a single one looks by itself
+        check_ahead([name for name in names if name is not None], session.settings)
     summaries, code = {}, 0
     for name in names:
-        place = path(out)
+        place = out / name if out is not None and name is not None else out
         try:
-            with working(f"eval: {name}"):
-                outcome = session.eval(name, policy=policy, output=None if place is None else place / name, force=force)
+            with working("eval" if name is None else f"eval: {name}"):
+                outcome = session.eval(name, policy=policy, output=place, force=force)
         except ShortError as error:  # the next benchmark may be answered again
             say(f"error: {error}\n\nhint: {error.hint}")
             code = max(code, error.exit_code)
             continue
-        summaries[name] = summary_of(outcome.output)
+        except (NanoskyrlError, OSError):  # it ends the command, and what was found before is worth as much
+            if summaries:
+                _report(summaries, as_json)
+            raise
+        summaries[outcome.manifest.settings["rollout"]["env"]] = summary_of(outcome.output)
         _say_fewer(session, outcome.output)
         code = max(code, finish(outcome, session, None, as_json=False))
+    _report(summaries, as_json)
+    return code
+
+
+def _report(summaries: dict[str, Any], as_json: bool) -> None:
+    """Print the numbers of what was evaluated."""
+    from nanoskyrl.stages.eval_report import table
+
     if as_json:
         print_json(summaries)
     elif summaries:
         emit(table(summaries))
-    return code
 
 
 def _say_fewer(session: Any, output: Path) -> None:

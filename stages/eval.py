@@ -8,7 +8,7 @@ for them again, and for nothing else.
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,9 @@ from nanoskyrl.stages.manifest import (
 )
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.openai_engine import OpenaiEngine
+from nanoskyrl.stages.policy import model_name
 from nanoskyrl.stages.registry import lookup, plugin_errors
-from nanoskyrl.stages.rollout import ROWS_PER_PART, Plan, RolloutConfig, failed, prepare, run_parts, tasks_in
+from nanoskyrl.stages.rollout import ROWS_PER_PART, Plan, RolloutConfig, failed, files_of, prepare, run_parts, tasks_in
 from nanoskyrl.stages.score import score_table, unjudged
 from nanoskyrl.stages.shards import read_part
 from nanoskyrl.stages.storage import is_local, make_directory, write_whole
@@ -78,7 +79,8 @@ class EvalConfig:
     max_generate_length: int | None = None
     """Tokens of one turn; None: the benchmark's own number, or the rollout's."""
     prices: str | None = None
-    """A TOML or JSON file: by model, what a million `prompt` and `completion` tokens cost."""
+    """A TOML or JSON file: by model, what a million `prompt` and `completion` tokens cost. A policy's model is called
+    what its run began with, such as `starter` or a hub id."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be meant."""
@@ -138,7 +140,8 @@ def evaluate(
     if bench is not None and not bench.secret and not is_local(output):
         refuse_to_leave(bench.stays_local, output)
     engine_config = plugin_config(settings, "engine", plan.config.engine)
-    prices = read_prices(config.prices, getattr(engine_config, "model", None) or (policy.name if policy else name))
+    model = getattr(engine_config, "model", None) or (model_name(policy) if policy else None)
+    prices = read_prices(config.prices, model)
     asked = {key: value for key, value in to_plain(config).items() if key not in ("bench", "env", "prices")}
     described = {**plan.head.settings, "eval": {**asked, "prices": prices}}
     inputs = plan.head.inputs | (bench.inputs(plan.tasks) if bench else {})
@@ -175,6 +178,24 @@ def evaluate(
     values = {key: value for key, value in numbers.items() if isinstance(value, int | float)}
     log.write("eval", {**{f"eval/{name}/{key}": value for key, value in values.items()}, **watch.timings()})
     return manifest
+
+
+def check_ahead(names: Sequence[str], settings: Mapping[str, Mapping[str, Any]]) -> None:
+    """Look at the settings, named files and rows of several evaluations, before hours are spent on the first of them.
+
+    Raises:
+        NanoskyrlError, OSError: what one of them would end with before it asked anything.
+    """
+    for name in names:
+        _posed(name, settings)
+        files_of(plugin_config(settings, "env", name))
+
+
+def _posed(name: str, settings: Mapping[str, Mapping[str, Any]]) -> tuple[Environment, int]:
+    """Return what is evaluated, and how many tasks it has."""
+    with plugin_errors(f"environment `{name}`"):
+        environment: Environment = lookup("env", name)(plugin_config(settings, "env", name))
+        return environment, len(tasks_in(environment, "test"))
 
 
 def settings_of(name: str, engine: str, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -280,9 +301,7 @@ def _as_rollout(
     name: str, config: EvalConfig, rollout_config: RolloutConfig, settings: Mapping[str, Mapping[str, Any]]
 ) -> RolloutConfig:
     """Return the rollout that samples these tasks."""
-    with plugin_errors(f"environment `{name}`"):
-        environment: Environment = lookup("env", name)(plugin_config(settings, "env", name))
-        there = len(tasks_in(environment, "test"))
+    environment, there = _posed(name, settings)
     bench = environment if isinstance(environment, Benchmark) else None
     limit = config.limit if config.limit is not None else BENCH_TASKS if bench else ENV_TASKS
     limit = min(limit or there, there)

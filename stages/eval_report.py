@@ -62,7 +62,7 @@ def _block(summaries: Mapping[str, Mapping[str, Any]]) -> str:
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     grid.add_column("")
     for name, numbers in summaries.items():
-        grid.add_column(f"{name}\n{numbers.get('metric', 'success')}", justify="right")
+        grid.add_column(f"{name}\n{_metric(numbers)}", justify="right")
     passes = sorted({key for s in summaries.values() for key in s if key.startswith("pass_at_")}, key=_k)
     for label, key, kind in [*LINES[:4], *((f"pass@{_k(name)}", name, "share") for name in passes), *LINES[4:]]:
         grid.add_row(label, *(_written(numbers.get(key), kind) for numbers in summaries.values()))
@@ -70,6 +70,12 @@ def _block(summaries: Mapping[str, Mapping[str, Any]]) -> str:
     for key in own:
         grid.add_row(key, *(_written(numbers.get(key), "number") for numbers in summaries.values()))
     return _text(grid)
+
+
+def _metric(numbers: Mapping[str, Any]) -> str:
+    """Return what success is called: a benchmark's own word, or on which tasks of an environment it was."""
+    of_environment = "success on held-out tasks" if numbers.get("held_out", True) else "success on training tasks"
+    return numbers.get("metric", of_environment)
 
 
 def _is_own(key: str, value: Any) -> bool:

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoskyrl.algos.base import Algorithm
+from nanoskyrl.eval.prices import read_prices
 from nanoskyrl.stages.config import Settings, merge, plugin_config, stage_config, to_plain
 from nanoskyrl.stages.errors import ConflictError, InputError, SettingsError
 from nanoskyrl.stages.manifest import first_difference, locked
 from nanoskyrl.stages.metrics import MetricsLog, latest, read_metrics
 from nanoskyrl.stages.overlap import overlapped
 from nanoskyrl.stages.placement import Placement, placement_of
+from nanoskyrl.stages.policy import model_name
 from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.runs import STAGES, Run
 from nanoskyrl.stages.session import Session
@@ -119,6 +121,7 @@ def loop(
 
     Raises:
         ConflictError: the run began with other settings.
+        InputError: evaluations are to be priced, and the table has no prices of the run's model.
         OutputError: another loop is at work in the run.
         KeyboardInterrupt: at SIGTERM, too, once what was started is stopped; it goes on when it is called again.
     """
@@ -141,6 +144,8 @@ def loop(
 
 def _steps(session: Session, config: LoopConfig, report: Report, begins: Begins, *, force: bool) -> int:
     run = session.run
+    if config.eval_every:
+        _check_prices(session)
     _keep_settings(run, resolve(session), force)
     session.begin()
     if force:
@@ -213,6 +218,14 @@ def _choices(resolved: dict[str, Any]) -> dict[str, Any]:
         f"{table}.{key}": keys.get(key) if isinstance(keys := resolved.get(table), dict) else None
         for table, key in (("rollout", "env"), ("rollout", "engine"), ("train", "algo"))
     }
+
+
+def _check_prices(session: Session) -> None:
+    """Raise InputError for prices that an evaluation would end with, before anything is trained."""
+    published = session.run.policies()
+    # What is published first is called by the name that the run asks for.
+    model = model_name(session.run.policy(published[0])) if published else session.config.policy
+    read_prices(stage_config(session.settings, "eval").prices, model)
 
 
 def _evaluate(session: Session, version: int, config: LoopConfig, report: Report) -> None:

@@ -191,6 +191,19 @@ def read_info(path: Path) -> PolicyInfo:
         ) from error
 
 
+def model_name(policy: Path) -> str:
+    """Return what people call a policy's model: what its run began with, `starter`, a hub id, or its directory's name.
+
+    Raises:
+        InputError: `policy.json` cannot be read.
+    """
+    if policy == STARTER_DIRECTORY:
+        return STARTER
+    # The hub's client keeps a model in `models--OWNER--NAME/snapshots/REVISION`.
+    kept = policy.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return read_info(policy).source or (kept if policy.parent.name == "snapshots" else policy.name)
+
+
 def write_info(path: Path, info: PolicyInfo) -> None:
     """Write `policy.json`."""
     write_whole(path / POLICY_JSON, (json.dumps(asdict(info), sort_keys=True) + "\n").encode())

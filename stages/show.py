@@ -82,9 +82,21 @@ def _eval_line(manifest: Manifest, output: Path) -> str:
     numbers = json.loads((output / SUMMARY).read_bytes())
     low, high = numbers["success_95"] or (None, None)
     env = manifest.settings["rollout"]["env"]
-    return (
-        f"success {_number(numbers['success'])} [{_number(low)}, {_number(high)}] on {numbers['tasks']} tasks of {env}"
-    )
+    # A benchmark has no other tasks than these.
+    tasks = "tasks" if "benchmark" in numbers else "held-out tasks" if numbers["held_out"] else "training tasks"
+    success = f"success {_number(numbers['success'])} [{_number(low)}, {_number(high)}]"
+    return f"{success} on {numbers['tasks']} {tasks} of {env}"
+
+
+def _show_summary(console: Console, manifest: Manifest, output: Path) -> None:
+    """Print an evaluation's numbers; of a summary that cannot be read, which `verify` names, nothing."""
+    from nanoskyrl.stages.eval_report import summary_of, table  # only here: every command prints headlines
+
+    try:
+        text = table({manifest.settings["rollout"]["env"]: summary_of(output)})
+    except (InputError, KeyError, TypeError, AttributeError, ValueError):
+        return
+    console.print(Text(f"{text}\n"), soft_wrap=True)
 
 
 def _number(value: Any) -> str:
@@ -120,6 +132,8 @@ def show(
         table = pa.concat_tables(read_parts(place, manifest)) if manifest.parts else None
         if row is None:
             console.print(escape(headline(manifest, place)), soft_wrap=True)
+            if manifest.stage == "eval":
+                _show_summary(console, manifest, place)
         if table is not None and manifest.stage == "train":
             _show_diagnostics(console, table, limit)
         elif table is not None:

@@ -1,11 +1,12 @@
 """`skyrl eval` and `skyrl grade` as a user meets them."""
 
 import json
+import shutil
 
 import pytest
 from benches import rows_file
 from endpoints import endpoint
-from running import data_file, skyrl
+from running import as_flags, data_file, skyrl
 
 
 def lines(path, rows):
@@ -63,6 +64,42 @@ def test_a_dead_endpoint_ends_with_3_and_a_count(tmp_path):
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "setting", "code", "says"),
+    [
+        ("mmlu", "data", 2, "no file at `none.txt.jsonl`"), ("mmlu", "prompt", 2, "there is no prompt `none.txt`"),
+        ("hle", "judge_prompt", 1, "`none.txt`: No such file"),
+    ],
+)  # fmt: skip
+def test_a_later_benchmark_that_cannot_begin_is_named_before_the_first_begins(name, setting, code, says, tmp_path):
+    rows = {"data": rows_file(name), setting: "none.txt.jsonl" if setting == "data" else "none.txt"}
+    done = skyrl(
+        "eval", "--bench", f"gsm8k,{name}", "--engine", "scripted", "--limit", 1, "--run", tmp_path / "run",
+        "--data", f"gsm8k={rows_file('gsm8k')}", *as_flags({name: rows}),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_finished_is_printed_when_a_later_benchmark_ends_the_command(tmp_path):
+    common = (
+        "eval", "--bench", "gsm8k,mmlu", "--engine", "scripted", "--run", tmp_path / "run",
+        "--data", f"gsm8k={rows_file('gsm8k')}", "--data", f"mmlu={rows_file('mmlu')}",
+    )  # fmt: skip
+    assert skyrl(*common, "--limit", 1).returncode == 0
+    shutil.rmtree(tmp_path / "run" / "evals" / "scripted" / "gsm8k")
+    for flags in ((), ("--json",)):
+        done = skyrl(*common, "--limit", 2, *flags)  # mmlu is there already, of another number of tasks
+        assert done.returncode == 2
+        assert "error: `" in done.stderr
+        assert "mmlu` is finished with another" in done.stderr
+        if flags:
+            assert [(name, found["tasks"]) for name, found in json.loads(done.stdout).items()] == [("gsm8k", 2)]
+        else:
+            assert done.stdout.split()[:2] == ["gsm8k", "accuracy"]
+
+
 def test_a_judge_is_named_by_flags(tmp_path):
     def judge(body):
         fields = {"extracted_final_answer": "1", "reasoning": "", "correct": "yes", "confidence": 50, "strict": True}
@@ -101,6 +138,22 @@ def test_a_cost_is_given_where_prices_are(tmp_path):
     assert json.loads(done.stdout)["mmlu"]["cost"] == pytest.approx(3 * (7 * 1000 + 3 * 10000) / 1e6)
 
 
+def test_a_policy_is_priced_by_its_name_and_gold_answers_need_no_price(tmp_path):
+    prices = tmp_path / "prices.toml"
+    prices.write_text("[starter]\nprompt = 1000\ncompletion = 10000\n")
+    common = (
+        "--bench", "mmlu", "--data", rows_file("mmlu"), "--prices", prices, "--limit", 1, "--run", tmp_path / "run",
+        "--json",
+    )  # fmt: skip
+    asked = skyrl("eval", "--policy", "starter", *common, "--set", "eval.max_generate_length=4")
+    assert asked.returncode == 0, asked.stderr
+    found = json.loads(asked.stdout)["mmlu"]
+    assert found["cost"] == pytest.approx((found["prompt_tokens"] * 1000 + found["completion_tokens"] * 10000) / 1e6)
+    gold = skyrl("eval", "--engine", "scripted", *common)
+    assert gold.returncode == 0, gold.stderr
+    assert json.loads(gold.stdout)["mmlu"]["cost"] is None
+
+
 def own_tasks(path, count):
     return lines(path, [{"prompt": f"{i} + 1", "ground_truth": str(i + 1)} for i in range(count)])
 
@@ -118,6 +171,44 @@ def test_an_environment_gives_at_most_the_tasks_it_has(limit, tasks, says, tmp_p
     assert len(json.loads((out / "summary.json").read_text())["task_ids"]) == tasks
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["settings"]["rollout"]["train_batch_size"], manifest["rows_out"]) == (tasks, tasks)
+
+
+@pytest.mark.parametrize("own_test", [False, True])
+def test_an_environment_is_reported_as_a_benchmark_is_and_says_which_tasks_they_were(own_test, tmp_path):
+    file, test, run = own_tasks(tmp_path / "tasks.jsonl", 5), own_tasks(tmp_path / "test.jsonl", 4), tmp_path / "run"
+    data = ("--set", f"text_math.data={file}", *(("--set", f"text_math.test_data={test}") if own_test else ()))
+    common = ("eval", "--engine", "scripted", "--n-samples", 2, "--run", run, *data)
+    kind, tasks = ("held-out", 4) if own_test else ("training", 5)
+    done = skyrl(*common)
+    assert done.returncode == 0, done.stderr
+    out = run / "evals" / "scripted" / "text_math"
+    assert (
+        f"success 1.000 [{'0.510' if own_test else '0.566'}, 1.000] on {tasks} {kind} tasks of text_math" in done.stderr
+    )
+    assert done.stdout.startswith(" ")
+    assert f"success on {kind} tasks" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["pass@2", "1.000"] in rows
+    assert ["samples", str(2 * tasks)] in rows
+    as_json = skyrl(*common, "--json")
+    assert json.loads(as_json.stdout) == {"text_math": json.loads((out / "summary.json").read_text())}
+    shown = skyrl("show", out, "--limit", 1)
+    assert shown.returncode == 0, shown.stderr
+    assert done.stdout.rstrip() in shown.stdout
+    assert "pass@2" not in skyrl("show", out, "--row", 0).stdout
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", "{}"])
+def test_the_rows_of_an_evaluation_are_shown_without_its_summary(text, tmp_path):
+    file, out = own_tasks(tmp_path / "tasks.jsonl", 5), tmp_path / "out"
+    skyrl("eval", "--engine", "scripted", "--run", tmp_path / "run", "--out", out, "--set", f"text_math.data={file}")
+    (out / "summary.json").unlink()
+    if text is not None:
+        (out / "summary.json").write_text(text)
+    shown = skyrl("show", out)
+    assert shown.returncode == 0, shown.stderr
+    assert "5 rows of `eval`" in shown.stdout
+    assert shown.stdout.count("completed") == 5
 
 
 # skyrl grade

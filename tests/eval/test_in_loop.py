@@ -10,7 +10,7 @@ from running import SMALL
 
 from nanoskyrl.stages.config import merge
 from nanoskyrl.stages.curve import curve, report_line
-from nanoskyrl.stages.errors import ConflictError
+from nanoskyrl.stages.errors import ConflictError, InputError
 from nanoskyrl.stages.eval import settings_of
 from nanoskyrl.stages.hf_engine import HfEngine
 from nanoskyrl.stages.loop import loop
@@ -60,6 +60,28 @@ def test_eval_every_runs_the_chosen_benchmarks_and_writes_them_beside_the_policy
     assert verify(run.root).holds
     with pytest.raises(ConflictError, match="began with another `eval"):
         loop(run, merge(settings, {"eval": {"bench": ("mmlu",)}}))
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_loop_without_prices_of_its_model_ends_before_it_trains(begun, tmp_path):
+    run, prices = Run(tmp_path / "run"), tmp_path / "prices.toml"
+    settings = merge(SMALL, {"loop": {"steps": 1}, "eval": {"prices": str(prices), "limit": 2}})
+    prices.write_text("[starter]\nprompt = 1\ncompletion = 1\n")
+    if begun:
+        loop(run, settings)
+    prices.write_text('["00000000"]\nprompt = 1\ncompletion = 1\n')
+    trained = run.steps()
+    with pytest.raises(InputError, match="no prices of `starter`"):
+        loop(run, merge(settings, {"loop": {"steps": 2, "eval_every": 2}}))
+    assert (run.steps(), run.root.exists()) == (trained, begun)
+
+
+def test_every_policy_of_a_loop_has_the_price_of_what_it_began_with(tmp_path):
+    run, prices = Run(tmp_path / "run"), tmp_path / "prices.toml"
+    prices.write_text("[starter]\nprompt = 1\ncompletion = 1\n")
+    loop(run, merge(SMALL, {"loop": {"steps": 1, "eval_every": 1}, "eval": {"prices": str(prices), "limit": 2}}))
+    for version in ("00000000", "00000001"):
+        assert json.loads((run.root / "evals" / version / "text_math" / "summary.json").read_text())["cost"] > 0
 
 
 @pytest.mark.parametrize(("own_test", "line"), [(False, "success on the training tasks"), (True, "held-out success")])

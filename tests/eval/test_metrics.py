@@ -13,6 +13,7 @@ from nanoskyrl.eval.prices import read_prices
 from nanoskyrl.stages.errors import InputError, SettingsError
 from nanoskyrl.stages.eval import EvalConfig, evaluate
 from nanoskyrl.stages.eval_report import LINES, compare, comparison, summary_of, table
+from nanoskyrl.stages.policy import STARTER_DIRECTORY, PolicyInfo, model_name, write_info
 from nanoskyrl.stages.registry import names
 from nanoskyrl.stages.rollout import RolloutConfig
 from nanoskyrl.stages.trajectory import ToolCall, Turn, to_table
@@ -135,6 +136,24 @@ def test_a_price_table_is_read_by_model(tmp_path):
     with pytest.raises(InputError, match="no prices of `a/model-2`") as error:
         read_prices(str(path), "a/model-2")
     assert error.value.hint == "Did you mean `a/model-1`?"
+
+
+def test_without_a_model_a_table_is_read_and_nothing_is_looked_up(tmp_path):
+    (tmp_path / "prices.toml").write_text("[m]\nprompt = 1\ncompletion = 1\n")
+    assert read_prices(str(tmp_path / "prices.toml"), None) is None
+    with pytest.raises(InputError, match="there is no table of prices"):
+        read_prices(str(tmp_path / "none.toml"), None)
+
+
+def test_a_policys_model_is_called_what_its_run_began_with(tmp_path):
+    published, elsewhere = tmp_path / "policies" / "00000003", tmp_path / "mine"
+    for place in (published, elsewhere):
+        place.mkdir(parents=True)
+    write_info(published, PolicyInfo(source="owner/a-model"))
+    kept = tmp_path / "models--owner--a-model" / "snapshots" / "0a1b"
+    assert [model_name(place) for place in (STARTER_DIRECTORY, published, kept, elsewhere)] == [
+        "starter", "owner/a-model", "owner/a-model", "mine",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
