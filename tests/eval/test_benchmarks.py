@@ -259,6 +259,20 @@ def test_a_prompt_of_the_users_takes_the_place_of_ours(tmp_path):
         _ = bench("gsm8k", prompt=str(path)).tasks("test")
 
 
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("So \\boxed{42}. This took 3 days.", True), ("<answer>42</answer> after 3 tries", True),
+        ("#### 42\nin 3 steps", True), ("#### 3\nor 42", False), ("So \\boxed{x}, not 42", False),
+        ("3 tries, and it is 42", True), ("It is 42, after 3 tries", False), ("So it is 42.\n####", True),
+        ("So \\boxed{4 of 42", True), ("no number", False),
+    ],
+)  # fmt: skip
+def test_gsm8ks_last_number_counts_only_where_no_answer_is_stated(text, right):
+    score = bench("gsm8k", last_number=True).verdict(text, {"ground_truth": "42"}, None)
+    assert score.success is right
+
+
 # What may not leave, and what may not be written
 
 
