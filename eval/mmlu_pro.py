@@ -12,7 +12,7 @@ from typing import Any
 from nanoskyrl.envs.base import Task
 from nanoskyrl.eval.base import BenchConfig, Scored, user
 from nanoskyrl.eval.choices import LETTERS, official_chain
-from nanoskyrl.eval.mmlu import MultipleChoice, by_group
+from nanoskyrl.eval.mmlu import MultipleChoice, by_group, options_in
 from nanoskyrl.eval.rows import Hub, Row, bench_rows
 from nanoskyrl.stages.errors import SettingsError
 
@@ -54,10 +54,14 @@ class MmluPro(MultipleChoice):
             return {}
         hub = Hub(name="TIGER-Lab/MMLU-Pro", split="validation")
         found: dict[str, list[str]] = {}
-        for row in bench_rows(self.config.shots_data, hub, self.name, SHOTS_NEED):
+        for row in bench_rows(self.config.shots_data, hub, self.name, SHOTS_NEED, self.check_row):
             worked = str(row["cot_content"]).removeprefix("A: ")
             found.setdefault(row["category"], []).append(f"{_asked(row['question'], _options(row))} {worked}")
         return {category: worked[: self.config.shots] for category, worked in found.items()}
+
+    def check_row(self, row: Row) -> None:
+        """Refuse a row without a list of options."""
+        options_in(row, "options")
 
     def pose(self, row: Row, index: int) -> Task:
         """Return a row's question; options that are "N/A" are none."""
@@ -87,7 +91,7 @@ class MmluPro(MultipleChoice):
 
 
 def _options(row: Row) -> list[str]:
-    return [option for option in row["options"] if option != NOT_AN_OPTION]
+    return [option for option in options_in(row, "options") if option != NOT_AN_OPTION]
 
 
 def _asked(question: str, options: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """Every benchmark on its sample rows: right answers, wrong ones, the starter policy, and what is kept of them."""
 
+import csv
 import json
 import random
 
@@ -124,6 +125,39 @@ def test_a_row_that_does_not_hold_what_it_should_is_named(change, says, tmp_path
     path.write_text(json.dumps({"question": "?", "choices": ["a", "b", "c", "d"], "answer": 0, **change}) + "\n")
     with pytest.raises(InputError, match=says):
         run_bench("mmlu", tmp_path / "out", tables={"mmlu": {"data": str(path)}})
+
+
+CHOICES = {
+    "mmlu": ("choices", {"question": "Q?", "answer": 2}),
+    "mmlu_pro": ("options", {"question_id": 1, "question": "Q?", "answer_index": 2, "category": "law"}),
+}
+"""Of the benchmarks whose rows hold lists: the list's column, and the rest of a row."""
+
+
+def csv_of(name, cell, path):
+    column, rest = CHOICES[name]
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([[column, *rest], [cell, *rest.values()]])
+    return str(path)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize(
+    "cell", ["""['a, b', "it's", '[c]']""", '["a, b", "it\'s", "[c]"]', "('a, b', 'it\\'s', '[c]')"]
+)
+def test_options_in_a_csv_cell_are_a_list_of_json_or_python(name, cell, tmp_path):
+    (task,) = bench(name, data=csv_of(name, cell, tmp_path / "rows.csv")).tasks("test")
+    assert task.messages[0]["content"].endswith("\n\nA) a, b\nB) it's\nC) [c]")
+    assert (task.ground_truth, task.metadata["options"]) == ("C", 3)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("cell", ["['a' 'b'\n 'c']", "[1 2 3]", "a, b, c", "", "3", '{"a": 1, "b": 2}', "[" * 9999])
+def test_options_that_are_no_list_are_refused_by_file_and_row(name, cell, tmp_path):
+    with pytest.raises(
+        InputError, match=rf"(?s)row 0 of `.*rows\.csv`: `{CHOICES[name][0]}` must be a list of options"
+    ):
+        bench(name, data=csv_of(name, cell, tmp_path / "rows.csv")).tasks("test")
 
 
 @pytest.mark.slow
