@@ -252,18 +252,41 @@ def test_mmlu_pro_with_the_official_chain_gives_points_for_stray_letters(tmp_pat
     assert theirs["success"] == 1.0
 
 
-def test_mmlu_pro_with_shots_shows_worked_examples_of_the_category(tmp_path):
+@pytest.fixture
+def shots_data(tmp_path):
+    """Return a file with two worked examples of the category of the first sample row, and one of another."""
     row = json.loads(rows_file("mmlu_pro").read_text().splitlines()[0])
-    shot = {**row, "question": "A worked one?", "cot_content": "A: Let's think step by step. The answer is (A)."}
-    path = tmp_path / "validation.jsonl"
-    path.write_text(
-        json.dumps(shot) + "\n" + json.dumps({**shot, "category": "another", "question": "Not this"}) + "\n"
-    )
-    task = bench("mmlu_pro", shots=5, shots_data=str(path)).tasks("test")[0]
+    worked = {**row, "options": ["x", "y"], "cot_content": "A: Let's think step by step. The answer is (A)."}
+    shots = [
+        {**worked, "question": "Worked one?"}, {**worked, "question": "Not this", "category": "another"},
+        {**worked, "question": "Worked two?"},
+    ]  # fmt: skip
+    for name, rows in (("rows", [row]), ("shots", shots)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return {"data": str(tmp_path / "rows.jsonl"), "shots_data": str(tmp_path / "shots.jsonl")}
+
+
+def test_mmlu_pro_with_shots_shows_worked_examples_of_the_category(shots_data):
+    (task,) = bench("mmlu_pro", shots=2, **shots_data).tasks("test")
     text = task.messages[0]["content"]
-    assert text.index("A worked one?") < text.index(row["question"])
+    assert text.index("Worked one?") < text.index("Worked two?") < text.index(task.prompt)
     assert "Not this" not in text
     assert text.endswith("Answer: Let's think step by step.")
+
+
+def test_mmlu_pros_shots_stand_in_a_prompt_of_the_users(shots_data, tmp_path):
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("In their words:\n{question} Go.")
+    (task,) = bench("mmlu_pro", shots=1, prompt=str(prompt), **shots_data).tasks("test")
+    text = task.messages[0]["content"]
+    worked = "Question:\nWorked one?\nOptions:\nA. x\nB. y\nAnswer: Let's think step by step. The answer is (A)."
+    assert text.startswith(f"In their words:\n{worked}\n\nQuestion:\n{task.prompt}\nOptions:\nA. ")
+    assert text.endswith("\nAnswer: Go.")
+
+
+def test_fewer_worked_examples_than_asked_for_are_refused(shots_data):
+    with pytest.raises(InputError, match=r"`.*shots\.jsonl` has 2 worked examples of the category `\w+`, and .* is 3"):
+        bench("mmlu_pro", shots=3, **shots_data).tasks("test")
 
 
 def test_the_question_shows_every_option_behind_its_letter():
