@@ -1,8 +1,8 @@
 """A judge behind an OpenAI-compatible endpoint: a prompt in, fields out, or no verdict.
 
 What fails, no connection or an answer without the fields, is a judge's failure: it is told as such, and never read as
-a wrong answer. Verdicts are kept by what was asked, in a folder if one is named, so the same question is paid for
-once, and scoring again gives the same bytes.
+a wrong answer. Verdicts are kept by what was asked, in a folder if one is named. Whoever asks what is under way waits
+for that answer. So a process pays for the same question once, and scoring again from the folder gives the same bytes.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -119,6 +120,7 @@ class Judge:
                 )
         self.config = config
         self._kept: dict[str, dict[str, Any]] = {}
+        self._under_way: dict[str, Future[dict[str, Any]]] = {}
         self._lock = threading.Lock()
 
     @cached_property
@@ -154,11 +156,37 @@ class Judge:
             VerifierTimeout: no answer in time, after all retries.
             JudgeFailed: no answer, or none with the fields, after all tries.
         """
+        key = digest_json([self.config.model, self.config.temperature, prompt, dict(schema)])
+        with self._lock:
+            if key in self._kept:
+                return self._kept[key]
+            asked = self._under_way.get(key)
+            if asked is None:
+                self._under_way[key] = Future()
+        if asked is not None:
+            return asked.result()
+        try:
+            found = self._recall(key)
+            if found is None:
+                found = self._answer(prompt, schema, check)
+                self._keep(key, found)
+        except BaseException as error:
+            self._end(key).set_exception(error)  # all who wait fail with it; whoever comes later asks again
+            raise
+        self._end(key).set_result(found)
+        return found
+
+    def _end(self, key: str) -> Future[dict[str, Any]]:
+        """Return what others wait for, and let nobody else wait."""
+        with self._lock:
+            return self._under_way.pop(key)
+
+    def _answer(
+        self, prompt: str, schema: Mapping[str, Any], check: Callable[[dict[str, Any]], None]
+    ) -> dict[str, Any]:
+        """Ask the endpoint until its answer is a verdict; raises as `ask` does."""
         import openai
 
-        key = digest_json([self.config.model, self.config.temperature, prompt, dict(schema)])
-        if (kept := self._recall(key)) is not None:
-            return kept
         why = ""
         limits: dict[str, Any] = {self.config.max_tokens_name: self.config.max_tokens}
         if self.config.temperature is not None:
@@ -183,14 +211,11 @@ class Judge:
             except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
                 why = f"the judge's answer is no verdict: {type(error).__name__}: {error}"
                 continue
-            self._keep(key, found)
             return found
         raise JudgeFailed(why)
 
     def _recall(self, key: str) -> dict[str, Any] | None:
-        with self._lock:
-            if key in self._kept:
-                return self._kept[key]
+        """Return the verdict that lies in the folder, if one does."""
         if self.config.cache is None:
             return None
         with contextlib.suppress(OSError, ValueError):  # not there, or cut off: the judge is asked again

@@ -1,7 +1,7 @@
 """GSM8K: word problems for children of school age with whole answers (arXiv 2110.14168).
 
-The answer is the number behind the last `####`, which the prompt asks for, or in a box; a
-reply without either has not answered.
+The answer is the number behind the last `####`, which the prompt asks for, or in a box or
+tags; a reply without any has not answered.
 """
 
 import re
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoskyrl.envs.base import Score, Task
-from nanoskyrl.envs.graders import grade
+from nanoskyrl.envs.graders import grade, stated_answer
 from nanoskyrl.eval.base import BenchConfig, Benchmark, graded, user
 from nanoskyrl.eval.rows import Hub, Row
 from nanoskyrl.stages.trajectory import Trajectory
@@ -25,7 +25,7 @@ class Gsm8kConfig(BenchConfig):
     """How the number is found."""
 
     last_number: bool = False
-    """Where there is no `####`, take the last number, as lm-eval's flexible filter does."""
+    """Where no answer is stated, take the last number, as lm-eval's flexible filter does."""
 
 
 class Gsm8k(Benchmark):
@@ -56,7 +56,7 @@ class Gsm8k(Benchmark):
 
     def verdict(self, text: str, metadata: Mapping[str, Any], trajectory: Trajectory) -> Score:
         """Compare the number that is stated."""
-        if self.config.last_number and MARK not in text and (numbers := _NUMBER.findall(text)):
+        if self.config.last_number and stated_answer(text) is None and (numbers := _NUMBER.findall(text)):
             text = numbers[-1]
         verdict = grade("number", metadata["ground_truth"], text)
         return graded(bool(verdict.correct), answered=verdict.why != "no number")

@@ -22,12 +22,12 @@ class JudgedConfig(ToolsConfig):
     """What benchmarks with a judge can be told."""
 
     PLACES: ClassVar[tuple[str, ...]] = ("judge_endpoint", "judge_key_env")
-    """Settings that say where to ask, and change no verdict; which judge it is, its model says."""
+    """Settings that say where to ask, and change no verdict; whether there is a judge, and which, its model says."""
 
     judge_endpoint: str | None = None
     """OpenAI-compatible address of the judge; None: no judge."""
     judge_model: str | None = None
-    """Its name there."""
+    """Its name there; given with the address, and only with it."""
     judge_key_env: str = "OPENAI_API_KEY"
     """Environment variable that holds the key."""
     judge_prompt: str | None = None
@@ -38,9 +38,15 @@ def judge_of(config: JudgedConfig) -> Judge | None:
     """Return the judge that the settings name, if any; its verdicts are written to no disk.
 
     Raises:
-        SettingsError: an endpoint without a model.
+        SettingsError: an endpoint without a model, or a model without an endpoint.
     """
     if not config.judge_endpoint:
+        # The manifest leaves addresses out: a model without one would look judged there.
+        if config.judge_model:
+            raise SettingsError(
+                f"the judge `{config.judge_model}` has no endpoint to be asked at",
+                hint="Name it with `--judge-endpoint`, or leave the judge's model out to compare words",
+            )
         return None
     if not config.judge_model:
         raise SettingsError("a judge's endpoint needs its model", hint="Name it with `--judge-model`")

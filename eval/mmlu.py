@@ -1,10 +1,13 @@
 """MMLU: 57 subjects, four options (arXiv 2009.03300), asked without examples, reasoning first."""
 
+import ast
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nanoskyrl.envs.base import Score, Task
+from nanoskyrl.envs.program_tests import shortened
 from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user
 from nanoskyrl.eval.choices import LETTERS, answer_letter, question_text, shown
 from nanoskyrl.eval.rows import Hub, Row
@@ -23,6 +26,32 @@ def by_group(rows: Sequence[Scored], key: str) -> dict[str, float]:
         if row.success is not None:
             groups.setdefault(str(row.metadata.get(key)), []).append(float(row.success))
     return {name: sum(values) / len(values) for name, values in sorted(groups.items())}
+
+
+def options_in(row: Row, column: str) -> list[Any]:
+    """Return the options of a row; the text of a CSV cell is read as a list of JSON or Python.
+
+    Raises:
+        ValueError: it is no list, or one of fewer than two.
+    """
+    value = row[column]
+    found = _list_in(value) if isinstance(value, str) else value
+    # numpy prints ['a' 'b'], which Python reads as a list of one text, 'ab'.
+    if not isinstance(found, list | tuple) or len(found) < 2:
+        raise ValueError(
+            f"`{column}` must be a list of options, in a CSV cell written with commas as JSON or Python write it, "
+            f"not {shortened(value)}"
+        )
+    return list(found)
+
+
+def _list_in(text: str) -> Any:
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(text)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            continue
+    return None
 
 
 class MultipleChoice(Benchmark):
@@ -64,12 +93,16 @@ class Mmlu(MultipleChoice):
     hub = Hub(name="cais/mmlu", config="all")
     columns = ("question", "choices", "answer")
 
+    def check_row(self, row: Row) -> None:
+        """Refuse a row without a list of options."""
+        options_in(row, "choices")
+
     def pose(self, row: Row, index: int) -> Task:
         """Return a row's question; it has no id of its own, so its place is one."""
         gold = row["answer"]
         gold = LETTERS.index(gold) if isinstance(gold, str) and gold in LETTERS else int(gold)
         return self.question(
-            f"mmlu-{index:05d}", row["question"], list(row["choices"]), gold, subject=row.get("subject", "")
+            f"mmlu-{index:05d}", row["question"], options_in(row, "choices"), gold, subject=row.get("subject", "")
         )
 
     def metrics(self, rows: Sequence[Scored]) -> dict[str, Any]:

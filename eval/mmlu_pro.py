@@ -1,7 +1,8 @@
 """MMLU-Pro: 14 categories, up to ten options (arXiv 2406.01574).
 
 Its authors ask with five worked examples of the category from the validation split;
-`shots_data` names them. Without, the question is asked alone.
+`shots_data` names them. Without, the question is asked alone. A prompt of the user's takes the
+place of the words around examples and question, which stand where it says `{question}`.
 """
 
 from collections.abc import Sequence
@@ -12,11 +13,12 @@ from typing import Any
 from nanoskyrl.envs.base import Task
 from nanoskyrl.eval.base import BenchConfig, Scored, user
 from nanoskyrl.eval.choices import LETTERS, official_chain
-from nanoskyrl.eval.mmlu import MultipleChoice, by_group
-from nanoskyrl.eval.rows import Hub, Row, bench_rows
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.eval.mmlu import MultipleChoice, by_group, options_in
+from nanoskyrl.eval.rows import Hub, Row, bench_rows, place_of
+from nanoskyrl.stages.errors import InputError, SettingsError
 
 NOT_AN_OPTION = "N/A"
+SHOTS_HUB = Hub(name="TIGER-Lab/MMLU-Pro", split="validation")
 SHOTS_NEED = ("question", "options", "cot_content", "category")
 
 
@@ -52,12 +54,30 @@ class MmluPro(MultipleChoice):
         """Worked examples by category."""
         if not self.config.shots:
             return {}
-        hub = Hub(name="TIGER-Lab/MMLU-Pro", split="validation")
         found: dict[str, list[str]] = {}
-        for row in bench_rows(self.config.shots_data, hub, self.name, SHOTS_NEED):
+        for row in bench_rows(self.config.shots_data, SHOTS_HUB, self.name, SHOTS_NEED, self.check_row):
             worked = str(row["cot_content"]).removeprefix("A: ")
             found.setdefault(row["category"], []).append(f"{_asked(row['question'], _options(row))} {worked}")
         return {category: worked[: self.config.shots] for category, worked in found.items()}
+
+    def check_row(self, row: Row) -> None:
+        """Refuse a row without a list of options."""
+        options_in(row, "options")
+
+    def _worked(self, category: str) -> list[str]:
+        """Return the worked examples of a category.
+
+        Raises:
+            InputError: there are fewer than the settings ask for.
+        """
+        worked, wanted = self.shots.get(category, []), self.config.shots
+        if len(worked) < wanted:
+            raise InputError(
+                f"{place_of(self.config.shots_data, SHOTS_HUB)} has {len(worked)} worked examples of the category "
+                f"`{category}`, and `mmlu_pro.shots` is {wanted}",
+                hint="Add some, or ask for fewer",
+            )
+        return worked
 
     def pose(self, row: Row, index: int) -> Task:
         """Return a row's question; options that are "N/A" are none."""
@@ -71,10 +91,11 @@ class MmluPro(MultipleChoice):
             f"These are multiple choice questions about {category}. Think step by step, and end with "
             '"The answer is (X)", where X is the letter of the right option.'
         )
-        text = "\n\n".join([told, *self.shots.get(category, ()), _asked(row["question"], options)])
+        shown = "\n\n".join([*self._worked(category), _asked(row["question"], options)])
+        text = self.asked(shown, f"{told}\n\n{shown} Let's think step by step.")
         return Task(
             task_id=task.task_id, split=task.split, prompt=task.prompt, ground_truth=task.ground_truth,
-            metadata=task.metadata, messages=user(f"{text} Let's think step by step."),
+            metadata=task.metadata, messages=user(text),
         )  # fmt: skip
 
     def letter(self, text: str, count: int) -> str | None:
@@ -87,7 +108,7 @@ class MmluPro(MultipleChoice):
 
 
 def _options(row: Row) -> list[str]:
-    return [option for option in row["options"] if option != NOT_AN_OPTION]
+    return [option for option in options_in(row, "options") if option != NOT_AN_OPTION]
 
 
 def _asked(question: str, options: Sequence[str]) -> str:

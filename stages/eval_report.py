@@ -14,12 +14,14 @@ from rich.table import Table
 from nanoskyrl.eval.compare import paired
 from nanoskyrl.eval.metrics import successes_by_task, summarize
 from nanoskyrl.stages.errors import InputError
-from nanoskyrl.stages.manifest import SUMMARY, first_difference, read_manifest
+from nanoskyrl.stages.manifest import SUMMARY, Manifest, read_manifest
 from nanoskyrl.stages.shards import read_parts
 
 COLUMNS = 4
 """Evaluations side by side in one block of the table: as many as a terminal takes with their names whole."""
 FLIPS_SHOWN = 20
+ASKED_BY = ("prompt", "judge_prompt", "shots_data", "corpus")
+"""Files that a benchmark is asked or graded by; which rows there are, `data` says, and pairing sees to that."""
 LINES = (
     ("success", "success", "share"), ("95% interval", "success_95", "interval"), ("tasks", "tasks", "count"),
     ("samples", "samples", "count"), ("steps, mean", "turns_mean", "number"), ("steps, p95", "turns_p95", "number"),
@@ -122,15 +124,26 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
         raise InputError(
             f"`{first}` and `{second}` share no judged task", hint="Evaluate both with the same seed and limit"
         ) from error
-    settings = [dict(manifest.settings.get(names[0]) or {}) for manifest in manifests]
-    difference = first_difference(settings[0], settings[1])
+    metrics = [summary_of(place).get("metric") for place in (first, second)]
     return {
         "benchmark": names[0],
         "first_place": str(first),
         "second_place": str(second),
-        "graded_otherwise": None if difference is None else difference[0],
+        "first_metric": metrics[0],
+        "second_metric": metrics[1],
+        "graded_otherwise": _differences(*(_graded_by(manifest, names[0]) for manifest in manifests)),
         **asdict(found),
     }
+
+
+def _graded_by(manifest: Manifest, name: str) -> dict[str, Any]:
+    """Return the settings of a benchmark, files by their digest."""
+    files = {key: digest for key, digest in manifest.inputs.items() if key in ASKED_BY}
+    return {**(manifest.settings.get(name) or {}), **files}
+
+
+def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    return [key for key in sorted({*first, *second}) if first.get(key) != second.get(key)]
 
 
 def comparison(found: Mapping[str, Any]) -> str:
@@ -147,6 +160,9 @@ def comparison(found: Mapping[str, Any]) -> str:
         tasks = found[label]
         rest = f" and {len(tasks) - FLIPS_SHOWN} more" if len(tasks) > FLIPS_SHOWN else ""
         lines.append(f"{label.replace('_', ' '):<11} {len(tasks):4d}  {', '.join(tasks[:FLIPS_SHOWN])}{rest}".rstrip())
+    if found["first_metric"] != found["second_metric"]:
+        lines.append(f"note: the first is `{found['first_metric']}`, the second `{found['second_metric']}`")
     if found["graded_otherwise"]:
-        lines.append(f"note: the two differ in `{found['benchmark']}.{found['graded_otherwise']}`")
+        names = ", ".join(f"`{found['benchmark']}.{name}`" for name in found["graded_otherwise"])
+        lines.append(f"note: the two differ in {names}")
     return "\n".join(lines)

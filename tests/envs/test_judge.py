@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -20,7 +21,7 @@ GOOD = '{"reasoning": "fits", "score": 1}'
 
 
 class Server:
-    """Answers each request with the next of a script: a text, a status, or seconds to wait before a good answer."""
+    """Answers each request with the next of a script: a text, a status, or seconds to wait and then one of the two."""
 
     def __init__(self):
         self.script, self.asked, self.lock = [], [], threading.Lock()
@@ -32,9 +33,8 @@ class Server:
                 with outer.lock:
                     outer.asked.append(body)
                     say = outer.script.pop(0) if outer.script else GOOD
-                if isinstance(say, float):
-                    time.sleep(say)
-                    say = GOOD
+                seconds, say = say if isinstance(say, tuple) else (0.0, say)
+                time.sleep(seconds)
                 status = say if isinstance(say, int) else 200
                 answer = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": []}
                 if status == 200:
@@ -100,10 +100,37 @@ def test_a_judge_that_never_answers_well_gives_no_verdict(server, make_trajector
     server.script = [401]
     with pytest.raises(JudgeFailed, match="did not answer: AuthenticationError"):
         make(server).score(rows[1])
-    server.script = [5.0, 5.0]
+    server.script = [(5.0, GOOD)] * 2
     with pytest.raises(VerifierTimeout):
         make(server, timeout_seconds=0.3, retries=0).score(rows[2])
     server.http.server_close()
+
+
+def at_once(count, ask):
+    with ThreadPoolExecutor(count) as pool:
+        return [future.exception() or future.result() for future in [pool.submit(ask) for _ in range(count)]]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_many_ask_at_once_is_asked_once_and_told_to_all(kept, server, make_trajectory, tmp_path):
+    table = {"cache": str(tmp_path / "cache")} if kept else {}
+    judge_one = make(server, **table)
+    server.script = [(0.5, f'{{"reasoning": "", "score": {score}}}') for score in (0.25, 0.5, 0.75, 1)]
+    found = at_once(8, lambda: judge_one.score(make_trajectory()))
+    assert [score.reward for score in found] == [0.25] * 8
+    assert len(server.asked) == 1
+    if kept:  # scoring again, in a process that comes later
+        assert make(server, **table).score(make_trajectory()).reward == 0.25
+
+
+def test_who_waits_for_an_answer_that_fails_fails_with_it_and_who_comes_later_asks_again(server, make_trajectory):
+    judge_one = make(server, retries=0)
+    server.script = [(0.5, 401)]
+    found = at_once(8, lambda: judge_one.score(make_trajectory()))
+    assert [type(error) for error in found] == [JudgeFailed] * 8
+    assert len(server.asked) == 1
+    assert judge_one.score(make_trajectory()).reward == 1.0
+    assert len(server.asked) == 2
 
 
 def test_verdicts_outlive_the_process_in_a_folder_and_broken_ones_are_asked_again(server, make_trajectory, tmp_path):
@@ -124,7 +151,7 @@ def test_a_stage_is_judged_by_many_at_once_and_unjudged_rows_are_counted(server,
     rollout(None, tmp_path / "r", config)
     table = {"endpoint": server.url, "model": "m", "cache": str(tmp_path / "cache"), "retries": 0, "concurrency": 8}
     scoring = ScoreConfig(rewards={"env": 0.5, "judge": 0.5})
-    server.script = [0.1] * 8 + ["{}"] * 3 + [401]
+    server.script = [(0.1, GOOD)] * 8 + ["{}"] * 3 + [401]
     manifest = score(tmp_path / "r", tmp_path / "s", scoring, settings={"judge": table})
     rows = [row for found in read_parts(tmp_path / "s", manifest) for row in found.to_pylist()]
     unjudged = [row for row in rows if row["reward"] is None]

@@ -1,5 +1,6 @@
 """Every benchmark on its sample rows: right answers, wrong ones, the starter policy, and what is kept of them."""
 
+import csv
 import json
 import random
 
@@ -126,6 +127,39 @@ def test_a_row_that_does_not_hold_what_it_should_is_named(change, says, tmp_path
         run_bench("mmlu", tmp_path / "out", tables={"mmlu": {"data": str(path)}})
 
 
+CHOICES = {
+    "mmlu": ("choices", {"question": "Q?", "answer": 2}),
+    "mmlu_pro": ("options", {"question_id": 1, "question": "Q?", "answer_index": 2, "category": "law"}),
+}
+"""Of the benchmarks whose rows hold lists: the list's column, and the rest of a row."""
+
+
+def csv_of(name, cell, path):
+    column, rest = CHOICES[name]
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([[column, *rest], [cell, *rest.values()]])
+    return str(path)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize(
+    "cell", ["""['a, b', "it's", '[c]']""", '["a, b", "it\'s", "[c]"]', "('a, b', 'it\\'s', '[c]')"]
+)
+def test_options_in_a_csv_cell_are_a_list_of_json_or_python(name, cell, tmp_path):
+    (task,) = bench(name, data=csv_of(name, cell, tmp_path / "rows.csv")).tasks("test")
+    assert task.messages[0]["content"].endswith("\n\nA) a, b\nB) it's\nC) [c]")
+    assert (task.ground_truth, task.metadata["options"]) == ("C", 3)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("cell", ["['a' 'b'\n 'c']", "[1 2 3]", "a, b, c", "", "3", '{"a": 1, "b": 2}', "[" * 9999])
+def test_options_that_are_no_list_are_refused_by_file_and_row(name, cell, tmp_path):
+    with pytest.raises(
+        InputError, match=rf"(?s)row 0 of `.*rows\.csv`: `{CHOICES[name][0]}` must be a list of options"
+    ):
+        bench(name, data=csv_of(name, cell, tmp_path / "rows.csv")).tasks("test")
+
+
 @pytest.mark.slow
 def test_the_hub_being_off_names_the_way_out(tmp_path):
     found = skyrl(
@@ -218,18 +252,41 @@ def test_mmlu_pro_with_the_official_chain_gives_points_for_stray_letters(tmp_pat
     assert theirs["success"] == 1.0
 
 
-def test_mmlu_pro_with_shots_shows_worked_examples_of_the_category(tmp_path):
+@pytest.fixture
+def shots_data(tmp_path):
+    """Return a file with two worked examples of the category of the first sample row, and one of another."""
     row = json.loads(rows_file("mmlu_pro").read_text().splitlines()[0])
-    shot = {**row, "question": "A worked one?", "cot_content": "A: Let's think step by step. The answer is (A)."}
-    path = tmp_path / "validation.jsonl"
-    path.write_text(
-        json.dumps(shot) + "\n" + json.dumps({**shot, "category": "another", "question": "Not this"}) + "\n"
-    )
-    task = bench("mmlu_pro", shots=5, shots_data=str(path)).tasks("test")[0]
+    worked = {**row, "options": ["x", "y"], "cot_content": "A: Let's think step by step. The answer is (A)."}
+    shots = [
+        {**worked, "question": "Worked one?"}, {**worked, "question": "Not this", "category": "another"},
+        {**worked, "question": "Worked two?"},
+    ]  # fmt: skip
+    for name, rows in (("rows", [row]), ("shots", shots)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return {"data": str(tmp_path / "rows.jsonl"), "shots_data": str(tmp_path / "shots.jsonl")}
+
+
+def test_mmlu_pro_with_shots_shows_worked_examples_of_the_category(shots_data):
+    (task,) = bench("mmlu_pro", shots=2, **shots_data).tasks("test")
     text = task.messages[0]["content"]
-    assert text.index("A worked one?") < text.index(row["question"])
+    assert text.index("Worked one?") < text.index("Worked two?") < text.index(task.prompt)
     assert "Not this" not in text
     assert text.endswith("Answer: Let's think step by step.")
+
+
+def test_mmlu_pros_shots_stand_in_a_prompt_of_the_users(shots_data, tmp_path):
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("In their words:\n{question} Go.")
+    (task,) = bench("mmlu_pro", shots=1, prompt=str(prompt), **shots_data).tasks("test")
+    text = task.messages[0]["content"]
+    worked = "Question:\nWorked one?\nOptions:\nA. x\nB. y\nAnswer: Let's think step by step. The answer is (A)."
+    assert text.startswith(f"In their words:\n{worked}\n\nQuestion:\n{task.prompt}\nOptions:\nA. ")
+    assert text.endswith("\nAnswer: Go.")
+
+
+def test_fewer_worked_examples_than_asked_for_are_refused(shots_data):
+    with pytest.raises(InputError, match=r"`.*shots\.jsonl` has 2 worked examples of the category `\w+`, and .* is 3"):
+        bench("mmlu_pro", shots=3, **shots_data).tasks("test")
 
 
 def test_the_question_shows_every_option_behind_its_letter():
@@ -257,6 +314,20 @@ def test_a_prompt_of_the_users_takes_the_place_of_ours(tmp_path):
     path.write_text("nothing to ask")
     with pytest.raises(InputError, match=r"has no \{question\} in it"):
         _ = bench("gsm8k", prompt=str(path)).tasks("test")
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("So \\boxed{42}. This took 3 days.", True), ("<answer>42</answer> after 3 tries", True),
+        ("#### 42\nin 3 steps", True), ("#### 3\nor 42", False), ("So \\boxed{x}, not 42", False),
+        ("3 tries, and it is 42", True), ("It is 42, after 3 tries", False), ("So it is 42.\n####", True),
+        ("So \\boxed{4 of 42", True), ("no number", False),
+    ],
+)  # fmt: skip
+def test_gsm8ks_last_number_counts_only_where_no_answer_is_stated(text, right):
+    score = bench("gsm8k", last_number=True).verdict(text, {"ground_truth": "42"}, None)
+    assert score.success is right
 
 
 # What may not leave, and what may not be written

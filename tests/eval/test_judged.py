@@ -14,7 +14,8 @@ from nanoskyrl.eval.calibration import calibration_error, official_calibration_e
 from nanoskyrl.eval.deepsearchqa import rated
 from nanoskyrl.eval.hle import Hle, HleConfig, answer_line, confidence
 from nanoskyrl.eval.judge import JudgedConfig, filled
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.errors import ConflictError, SettingsError
+from nanoskyrl.stages.eval_report import compare, comparison
 
 
 @pytest.fixture(autouse=True)
@@ -99,9 +100,9 @@ def test_unjudged_rows_count_apart_from_right_and_wrong(tmp_path):
 
 
 def test_equal_questions_are_judged_once(tmp_path):
-    with endpoint(scripted) as server:
+    with endpoint(scripted, delay_seconds=0.1) as server:
         judged("hle", server, tmp_path / "out", n_samples=4, limit=2)
-    assert len(server.asked) <= 2 * 4  # threads may ask at once
+    assert len(server.asked) == 2
     assert len({body["messages"][0]["content"] for body in server.asked}) == 2
 
 
@@ -122,6 +123,43 @@ def test_what_a_model_wrote_is_put_into_the_judges_prompt_as_it_is():
 def test_a_judge_needs_a_model():
     with pytest.raises(SettingsError, match="needs its model"):
         Hle(HleConfig(judge_endpoint="http://127.0.0.1:1/v1"))
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_a_judge_without_an_endpoint_is_refused_before_anything_is_asked(name, tmp_path):
+    with pytest.raises(SettingsError, match="the judge `j` has no endpoint to be asked at"):
+        run_bench(name, tmp_path / "out", tables={name: {"judge_model": "j"}})
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_what_no_judge_saw_is_not_up_to_date_once_there_is_one(name, tmp_path):
+    run_bench(name, tmp_path / "out")
+    with endpoint(scripted) as server, pytest.raises(ConflictError, match=rf"another `settings\.{name}\.judge_model`"):
+        judged(name, server, tmp_path / "out")
+
+
+def test_a_judge_at_another_address_is_the_same_judge(tmp_path):
+    with endpoint(scripted) as server:
+        found = judged("hle", server, tmp_path / "out")
+    with endpoint(scripted) as server:
+        assert judged("hle", server, tmp_path / "out") == found
+    assert server.asked == []
+
+
+def test_a_comparison_notes_another_metric_and_another_prompt_of_the_judge(tmp_path):
+    plain, ours, theirs, prompt = (tmp_path / name for name in ("plain", "ours", "theirs", "prompt.txt"))
+    prompt.write_text("[response]: {response}\n[correct_answer]: {correct_answer}\n")
+    run_bench("hle", plain)
+    with endpoint(scripted) as server:
+        judged("hle", server, ours)
+        judged("hle", server, theirs, settings={"judge_prompt": str(prompt)})
+    assert comparison(compare(plain, ours)).splitlines()[-2:] == [
+        "note: the first is `exact_match_no_judge`, the second `accuracy`",
+        "note: the two differ in `hle.judge_model`",
+    ]
+    assert comparison(compare(ours, theirs)).endswith("note: the two differ in `hle.judge_prompt`")
+    assert compare(ours, ours)["graded_otherwise"] == []
 
 
 # Pictures

@@ -245,7 +245,9 @@ def test_other_benchmarks_are_not_compared(two, tmp_path):
 
 def test_another_way_of_grading_is_noted(two, tmp_path):
     run_bench("mmlu_pro", tmp_path / "c", limit=20, tables={"mmlu_pro": {"official_chain": True}})
-    assert compare(two[0], tmp_path / "c")["graded_otherwise"] == "official_chain"
+    assert compare(two[0], tmp_path / "c")["graded_otherwise"] == ["official_chain"]
+    assert comparison(compare(two[0], tmp_path / "c")).endswith("note: the two differ in `mmlu_pro.official_chain`")
+    assert "note:" not in comparison(compare(*two))
 
 
 def test_a_table_of_all_benchmarks_keeps_names_and_labels_whole():
