@@ -85,6 +85,12 @@ def evaluate(
     """
     if compare is not None:
         return _compare(compare, as_json)
+    if endpoint is not None and engine not in (None, "openai"):
+        from nanoskyrl.stages.errors import SettingsError
+
+        raise SettingsError(
+            f"`--endpoint` is asked by the engine openai, and `--engine` is {engine}", hint="Leave one of them out"
+        )
     flags: dict[str, dict[str, Any]] = {
         "eval": {
             "env": env, "limit": limit, "n_samples": n_samples, "temperature": temperature, "seed": seed,

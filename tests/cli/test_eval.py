@@ -52,6 +52,14 @@ def test_an_endpoint_without_further_words_gets_the_default_benchmarks(tmp_path)
     assert "exact_match_no_judge" in done.stdout
 
 
+def test_an_endpoint_that_the_engine_would_not_ask_is_refused(tmp_path):
+    found = skyrl(
+        "eval", "--bench", "gsm8k", "--engine", "hf", "--endpoint", "http://127.0.0.1:9/v1", "--run", tmp_path
+    )
+    assert found.returncode == 2
+    assert "`--endpoint` is asked by the engine openai, and `--engine` is hf" in found.stderr
+
+
 def test_a_dead_endpoint_ends_with_3_and_a_count(tmp_path):
     done = skyrl(
         "eval", "--bench", "gsm8k,mmlu", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--limit", 2,
