@@ -83,11 +83,8 @@ def train(
     if follow:
         from nanoskyrl.stages.config import stage_config
         from nanoskyrl.stages.follow import follow as stage
-        from nanoskyrl.stages.runs import is_main
 
-        if is_main():
-            session.begin()
-            say(f"Following {session.run.root}: each step is trained when its scores are finished.")
+        say(f"Following {session.run.root}: each step is trained when its scores are finished.")
         done = stage(session, steps=steps, keep_states=stage_config(session.settings, "loop").keep_states, say=say)
         say(f"Stopped after {done} step{'s' * (done != 1)}.")
         return 0
