@@ -300,8 +300,7 @@ class Session:
         """Update the policy of a step; several sources are a replay window, and the newest step is trained."""
         from nanoskyrl.stages.train import train
 
-        named = [source] if isinstance(source, Path) else list(source or ())
-        named.sort(key=lambda place: -(self._step_of(place) or 0))  # the newest step's own come first
+        named = self._newest_first(source)
         source, target, step = self._places("train", step, named[0] if named else None, output)
         config = stage_config(self.settings, "train")
         policy = self._start(step, policy)
@@ -315,15 +314,23 @@ class Session:
         )  # fmt: skip
         return self._done(manifest, target, was, step)
 
-    def preview_train(self, *, source: Path | None = None, policy: Path | None = None) -> dict[str, Any]:
-        """Return the terms of the loss that training would meet."""
+    def preview_train(
+        self, *, source: Path | Sequence[Path] | None = None, policy: Path | None = None
+    ) -> dict[str, Any]:
+        """Return the terms of the loss that training on these sources would meet."""
         from nanoskyrl.stages.train import preview
 
-        source, step = self._source("train", None, source)
+        named = self._newest_first(source)
+        newest, step = self._source("train", None, named[0] if named else None)
         return preview(
-            source, stage_config(self.settings, "train"), policy=self._start(step, policy), settings=self.settings,
-            seed=self.config.seed,
+            [newest, *named[1:]], stage_config(self.settings, "train"), policy=self._start(step, policy),
+            settings=self.settings, seed=self.config.seed,
         )  # fmt: skip
+
+    def _newest_first(self, source: Path | Sequence[Path] | None) -> list[Path]:
+        """Return the sources that are named; the newest step's own, which is trained, come first."""
+        named = [source] if isinstance(source, Path) else list(source or ())
+        return sorted(named, key=lambda place: -(self._step_of(place) or 0))
 
     def compare(
         self,

@@ -25,7 +25,7 @@ from nanoskyrl.stages.manifest import Head, Manifest, is_finished, open_output, 
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value
 from nanoskyrl.stages.parallel import join
 from nanoskyrl.stages.policy import critic_digest, policy_digest
-from nanoskyrl.stages.recipe import check_start, read_kept, recipe_of
+from nanoskyrl.stages.recipe import recipe_of
 from nanoskyrl.stages.sources import open_sources
 from nanoskyrl.stages.train_config import TrainConfig
 from nanoskyrl.stages.update import Update, mini_batches
@@ -138,28 +138,31 @@ def train(
 
 
 def preview(
-    advantages: Path,
+    advantages: Path | Sequence[Path],
     config: TrainConfig,
     *,
     policy: Path,
     settings: dict[str, dict[str, Any]] | None = None,
     seed: int = 0,
 ) -> dict[str, Value]:
-    """Return the terms of the loss that the first optimizer step would meet, and its gradient's norm; nothing changes.
+    """Return the terms of the loss that the first optimizer step would meet, its gradient's norm, and the rows' age.
+
+    Nothing changes. The optimizer's state is not looked at: none of these numbers follows from it.
 
     Raises:
         SettingsError, InputError: as in `train`.
+        EngineError: the gradient is not finite.
     """
     recipe = recipe_of(config, settings or {})
-    source = read_manifest(advantages, stage="advantage")
-    recipe.check(source)
-    check_start(source, policy)
-    table, _ = read_kept(advantages, source, recipe, policy)
+    sources = open_sources([advantages] if isinstance(advantages, Path) else advantages, recipe, policy)
+    table, _, age = sources.read(recipe, policy)
     if not table.num_rows:
         return {"rows": 0}
-    objective = recipe.objective(table)
+    objective = None if sources.recompute else recipe.objective(table)
     learner = recipe.learner()
     learner.load(policy, seed=derive_seed(seed, "adapters") % 2**32)
+    if objective is None:
+        objective = recipe.objective(table, old_logprobs_of(table, learner, config))
     groups, drawn_for = table.column("group_id").to_pylist(), table.column("trajectory_id")[0].as_py()
     rows = mini_batches(groups, config.policy_mini_batch_size, derive_seed(seed, drawn_for, 0))[0]
     update = Update(objective)
@@ -171,6 +174,7 @@ def preview(
         "tokens": sum(objective.sequences.trained_tokens[row] for row in rows),
         "gradient norm": norm,
         **update.seen(),
+        **age,
     }
 
 
