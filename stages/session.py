@@ -314,6 +314,18 @@ class Session:
         )  # fmt: skip
         return self._done(manifest, target, was, step)
 
+    def is_trained(self, step: int, processes: int = 1) -> bool:
+        """Return whether a step's finished train is what this many processes would make of its advantages now."""
+        from nanoskyrl.stages.train import is_trained
+
+        source, output, _ = self._places("train", step, None, None)
+        policy = self.start_of(step)
+        return is_trained(
+            source, output, stage_config(self.settings, "train"), policy=policy,
+            state=self._state_of(step, policy) if step else None, settings=self.settings, seed=self.config.seed,
+            processes=processes,
+        )  # fmt: skip
+
     def preview_train(
         self, *, source: Path | Sequence[Path] | None = None, policy: Path | None = None
     ) -> dict[str, Any]:
