@@ -154,7 +154,7 @@ def _steps(session: Session, config: LoopConfig, report: Report, begins: Begins,
         session.settle()
     MetricsLog(run.metrics).write("startup", {"timing/startup": _seconds_since_start()})
     if first < config.steps:
-        _evaluate(session, first, config, report)
+        _evaluate(session, first, config, report, force=force)
 
     def done(step: int) -> None:
         report(step, step_numbers(run, step))
@@ -226,11 +226,18 @@ def _choices(resolved: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _evaluate(session: Session, version: int, config: LoopConfig, report: Report) -> None:
+def _evaluate(session: Session, version: int, config: LoopConfig, report: Report, *, force: bool = False) -> None:
+    """Evaluate a policy if it is due; with `force`, again if it was evaluated under other settings."""
     due = config.eval_every and (version % config.eval_every == 0 or version >= config.steps)
     if due:
         for name in session.benches() or [None]:
-            session.eval(name, policy=session.policy_of(version))
+            policy = session.policy_of(version)
+            try:
+                session.eval(name, policy=policy)
+            except ConflictError:
+                if not force:
+                    raise
+                session.eval(name, policy=policy, force=True)
             lines = latest(read_metrics(session.run.metrics, tail_bytes=TAIL), "eval")
             if version in lines:
                 report(version, {"stage": "eval", **lines[version]})
