@@ -69,12 +69,17 @@ def train(
         follow, advantages, run, steps=steps is not None,
         others={"--out": out, "--policy": policy, "--state": state, "--force": force, "--dry-run": dry_run},
     )  # fmt: skip
+    if dry_run:
+        _refuse_beside(
+            "`--dry-run`, which loads no optimizer and writes nothing",
+            {"--out": out, "--state": state, "--force": force, "--num-processes": num_processes > 1},
+        )
     if follow:
         run, advantages = run or next(iter(advantages or ()), None), None
         _check_run(run)
     flags = {"train": {"algo": algo, "lr": lr, "lora_rank": lora_rank, "allow_estimator": allow_estimator or None}}
     session = open_session(run, config, assignments, flags, ahead=follow)
-    if num_processes > 1 and not dry_run and "WORLD_SIZE" not in os.environ:
+    if num_processes > 1 and "WORLD_SIZE" not in os.environ:
         from nanoskyrl.stages.parallel import launch
 
         session.first_policy()  # once, before there are several to do it
@@ -83,24 +88,20 @@ def train(
     if follow:
         from nanoskyrl.stages.config import stage_config
         from nanoskyrl.stages.follow import follow as stage
-        from nanoskyrl.stages.runs import is_main
 
-        if is_main():
-            session.begin()
-            say(f"Following {session.run.root}: each step is trained when its scores are finished.")
+        say(f"Following {session.run.root}: each step is trained when its scores are finished.")
         done = stage(session, steps=steps, keep_states=stage_config(session.settings, "loop").keep_states, say=say)
         say(f"Stopped after {done} step{'s' * (done != 1)}.")
         return 0
-    if dry_run:
-        print_numbers(
-            session.preview_train(source=path(next(iter(advantages or ()), None)), policy=policy_path(policy)), as_json
-        )
-        return 0
     from nanoskyrl.stages.storage import as_path
 
+    source = [as_path(name) for name in advantages or ()]
+    if dry_run:
+        print_numbers(session.preview_train(source=source, policy=policy_path(policy)), as_json)
+        return 0
     with working("train"):
         outcome = session.train(
-            source=[as_path(name) for name in advantages or ()],
+            source=source,
             output=path(out),
             policy=policy_path(policy),
             state=path(state),
@@ -124,11 +125,15 @@ def _check_options(
             f"`--follow` takes one run, and no shards such as `{(advantages or [''])[-1]}`",
             hint="Name the run alone: each of its steps is trained",
         )
+    _refuse_beside("`--follow`, which trains each step in its place in the run", others)
+
+
+def _refuse_beside(what: str, others: dict[str, object]) -> None:
+    """Refuse the first of the other options that was given."""
+    from nanoskyrl.stages.errors import SettingsError
+
     if given := next((name for name, value in others.items() if value), None):
-        raise SettingsError(
-            f"`{given}` does not go with `--follow`, which trains each step in its place in the run",
-            hint="Leave out one of the two",
-        )
+        raise SettingsError(f"`{given}` does not go with {what}", hint="Leave out one of the two")
 
 
 def _check_run(run: str | None) -> None:

@@ -46,7 +46,8 @@ def follow(
     """Train every step of the run whose scores are finished, until told to stop; return how many were done.
 
     Args:
-        session: Of the run; with `keep_up`, so that the learner stays, and `ahead`.
+        session: Of the run; with `keep_up`, so that the learner stays, and `ahead`. The run remembers its settings,
+            unless a loop keeps this trainer: then they are the loop's.
         steps: Policies to train, counted from the beginning of the run; None: until told to stop.
         keep_states: Optimizer states kept of the newest steps; 0 keeps all.
         stop: Ends it when it is set.
@@ -63,6 +64,9 @@ def follow(
         hint=f"Wait for it, or stop it with `touch {run.root / STOP_FILE}`",
     )
     with told_to_stop(stop), world.if_main(locked(run.root / STOP_FILE, held)):
+        # Not before it is known that no other trainer is at work: a run remembers nothing of one that was refused.
+        if world.is_main and KEEPER not in os.environ:
+            session.remember()
         step = world.broadcast(next_to_train(run))
         while (steps is None or step < steps) and (found := world.broadcast(_look(run, step, stop))) != STOP:
             if found == NOTHING:

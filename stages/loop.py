@@ -15,7 +15,7 @@ from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.eval.prices import read_prices
 from nanoskyrl.stages.config import Settings, merge, plugin_config, stage_config, to_plain
 from nanoskyrl.stages.errors import ConflictError, InputError, SettingsError
-from nanoskyrl.stages.manifest import first_difference, locked
+from nanoskyrl.stages.manifest import discard, first_difference, locked
 from nanoskyrl.stages.metrics import MetricsLog, latest, read_metrics
 from nanoskyrl.stages.overlap import overlapped
 from nanoskyrl.stages.placement import Placement, placement_of
@@ -28,6 +28,7 @@ from nanoskyrl.stages.storage import write_whole
 from nanoskyrl.stages.trackers import Trackers, check_trackers
 from nanoskyrl.stages.train_config import check_horizon
 from nanoskyrl.stages.trainer_process import TrainerProcess
+from nanoskyrl.stages.unsynced import check_settings, outdated
 
 RESOLVED = "resolved.json"
 TAIL = 1 << 16
@@ -117,7 +118,8 @@ def loop(
         settings: Tables, merged.
         report: Called after each step, and after each evaluation, with the newest numbers.
         begins: Called when a stage begins here.
-        force: Go on with other settings than the run began with.
+        force: Go on with other settings than the run began with. What unsynced steps hold that was made under others
+            is made again.
 
     Raises:
         ConflictError: the run began with other settings.
@@ -143,18 +145,21 @@ def loop(
 
 
 def _steps(session: Session, config: LoopConfig, report: Report, begins: Begins, *, force: bool) -> int:
-    run = session.run
+    run, place, first = session.run, config.placement, session.run.next_step()
+    resolved = resolve(session)
     if config.eval_every:
         _check_prices(session)
-    _keep_settings(run, resolve(session), force)
+    if force:
+        _make_way(session, first, place)
+    else:
+        _check_settings(run, resolved)
+    write_whole(run.root / RESOLVED, (json.dumps(resolved, indent=2, sort_keys=True) + "\n").encode())
     session.begin()
     if force:
         session.settle()
     MetricsLog(run.metrics).write("startup", {"timing/startup": _seconds_since_start()})
-    first = run.next_step()
     if first < config.steps:
-        _evaluate(session, first, config, report)
-    place = config.placement
+        _evaluate(session, first, config, report, force=force)
 
     def done(step: int) -> None:
         report(step, step_numbers(run, step))
@@ -174,7 +179,7 @@ def _steps(session: Session, config: LoopConfig, report: Report, begins: Begins,
             if place is not None and stage == "advantage":
                 session.close()  # the servers make room on the GPUs that they share with the learner
             begins(step, stage)
-            getattr(session, stage)(step, force=force and step == first)
+            getattr(session, stage)(step)
             if place is not None and stage == "train":
                 session.release_learner()
         session.prune(step, config.keep_states)
@@ -192,7 +197,14 @@ def placed(settings: Settings, place: Placement | None) -> Settings:
     return merge(settings, {"vllm": {"gpus": gpus}, "hf": device})
 
 
-def _keep_settings(run: Run, resolved: dict[str, dict[str, Any]], force: bool) -> None:
+def _make_way(session: Session, first: int, place: Placement | None) -> None:
+    """Delete what unsynced steps hold that was made under other settings, once nothing refuses those in force."""
+    check_settings(session, first)
+    for output in outdated(session, first, len(place.train) if place is not None and place.apart else 1):
+        discard(output)
+
+
+def _check_settings(run: Run, resolved: dict[str, Any]) -> None:
     path = run.root / RESOLVED
     try:
         kept = json.loads(path.read_bytes()) if path.is_file() else resolved
@@ -203,13 +215,12 @@ def _keep_settings(run: Run, resolved: dict[str, dict[str, Any]], force: bool) -
             f"`{path}` is not JSON: {error}", hint="Delete it, if the run's settings are those it had"
         ) from error
     difference = first_difference(_choices(resolved), _choices(kept)) or first_difference(resolved, kept)
-    if not force and difference:
+    if difference:
         name, now, then = difference
         raise ConflictError(
             f"run `{run.root}` began with another `{name}`: {json.dumps(then)}, now {json.dumps(now)}",
             hint="Name another run with `--run`, or go on with the new settings with `--force`",
         )
-    write_whole(path, (json.dumps(resolved, indent=2, sort_keys=True) + "\n").encode())
 
 
 def _choices(resolved: dict[str, Any]) -> dict[str, Any]:
@@ -228,11 +239,18 @@ def _check_prices(session: Session) -> None:
     read_prices(stage_config(session.settings, "eval").prices, model)
 
 
-def _evaluate(session: Session, version: int, config: LoopConfig, report: Report) -> None:
+def _evaluate(session: Session, version: int, config: LoopConfig, report: Report, *, force: bool = False) -> None:
+    """Evaluate a policy if it is due; with `force`, again if it was evaluated under other settings."""
     due = config.eval_every and (version % config.eval_every == 0 or version >= config.steps)
     if due:
         for name in session.benches() or [None]:
-            session.eval(name, policy=session.policy_of(version))
+            policy = session.policy_of(version)
+            try:
+                session.eval(name, policy=policy)
+            except ConflictError:
+                if not force:
+                    raise
+                session.eval(name, policy=policy, force=True)
             lines = latest(read_metrics(session.run.metrics, tail_bytes=TAIL), "eval")
             if version in lines:
                 report(version, {"stage": "eval", **lines[version]})

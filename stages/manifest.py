@@ -427,6 +427,18 @@ def _clear(directory: Path) -> None:
             _remove(path)
 
 
+def discard(directory: Path) -> None:
+    """Delete what a stage left, finished or not.
+
+    Raises:
+        OutputError: it holds foreign files, or another process is writing it.
+    """
+    with locked(directory):
+        _check_ours(directory)
+        _clear(directory)
+        remove_tree(directory)
+
+
 def _remove(path: Path) -> None:
     if path.is_dir():
         remove_tree(path)

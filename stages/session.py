@@ -297,8 +297,7 @@ class Session:
         """Update the policy of a step; several sources are a replay window, and the newest step is trained."""
         from nanoskyrl.stages.train import train
 
-        named = [source] if isinstance(source, Path) else list(source or ())
-        named.sort(key=lambda place: -(self._step_of(place) or 0))  # the newest step's own come first
+        named = self._newest_first(source)
         source, target, step = self._places("train", step, named[0] if named else None, output)
         config = stage_config(self.settings, "train")
         policy = self._start(step, policy)
@@ -313,15 +312,35 @@ class Session:
             )  # fmt: skip
         return Outcome(manifest, target, was)
 
-    def preview_train(self, *, source: Path | None = None, policy: Path | None = None) -> dict[str, Any]:
-        """Return the terms of the loss that training would meet."""
+    def is_trained(self, step: int, processes: int = 1) -> bool:
+        """Return whether a step's finished train is what this many processes would make of its advantages now."""
+        from nanoskyrl.stages.train import is_trained
+
+        source, output, _ = self._places("train", step, None, None)
+        policy = self.start_of(step)
+        return is_trained(
+            source, output, stage_config(self.settings, "train"), policy=policy,
+            state=self._state_of(step, policy) if step else None, settings=self.settings, seed=self.config.seed,
+            processes=processes,
+        )  # fmt: skip
+
+    def preview_train(
+        self, *, source: Path | Sequence[Path] | None = None, policy: Path | None = None
+    ) -> dict[str, Any]:
+        """Return the terms of the loss that training on these sources would meet."""
         from nanoskyrl.stages.train import preview
 
-        source, step = self._source("train", None, source)
+        named = self._newest_first(source)
+        newest, step = self._source("train", None, named[0] if named else None)
         return preview(
-            source, stage_config(self.settings, "train"), policy=self._start(step, policy), settings=self.settings,
-            seed=self.config.seed,
+            [newest, *named[1:]], stage_config(self.settings, "train"), policy=self._start(step, policy),
+            settings=self.settings, seed=self.config.seed,
         )  # fmt: skip
+
+    def _newest_first(self, source: Path | Sequence[Path] | None) -> list[Path]:
+        """Return the sources that are named; the newest step's own, which is trained, come first."""
+        named = [source] if isinstance(source, Path) else list(source or ())
+        return sorted(named, key=lambda place: -(self._step_of(place) or 0))
 
     def compare(
         self,

@@ -18,15 +18,15 @@ import torch
 from nanoskyrl.stages.batching import read_sequences
 from nanoskyrl.stages.config import to_plain
 from nanoskyrl.stages.digests import derive_seed
-from nanoskyrl.stages.errors import EngineError, InputError
+from nanoskyrl.stages.errors import ConflictError, EngineError, InputError
 from nanoskyrl.stages.hf_engine import pick_device
 from nanoskyrl.stages.learner import Learner, one_temperature
 from nanoskyrl.stages.manifest import Head, Manifest, is_finished, open_output, read_manifest
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value
 from nanoskyrl.stages.parallel import join
 from nanoskyrl.stages.policy import critic_digest, policy_digest
-from nanoskyrl.stages.recipe import check_start, read_kept, recipe_of
-from nanoskyrl.stages.sources import open_sources
+from nanoskyrl.stages.recipe import Recipe, recipe_of
+from nanoskyrl.stages.sources import Sources, open_sources
 from nanoskyrl.stages.train_config import TrainConfig
 from nanoskyrl.stages.update import Update, mini_batches
 
@@ -68,20 +68,7 @@ def train(
     recipe = recipe_of(config, settings or {})
     world = engine.world if engine is not None else join(pick_device(config.device))
     sources = open_sources([advantages] if isinstance(advantages, Path) else advantages, recipe, policy)
-    plain = {key: value for key, value in to_plain(config).items() if key not in NOT_IN_MANIFEST}
-    head = Head(
-        stage="train",
-        settings={
-            "train": plain,
-            config.algo: to_plain(recipe.algo_config),
-            "seed": seed,
-            **recipe.described(),
-            # How sums are cut changes rounding.
-            **({"processes": world.size} if world.size > 1 else {}),
-        },
-        inputs={**sources.digests, **({"state": _state_of(state)} if state else {})},
-        policy=policy_digest(policy),
-    )
+    head = _head(recipe, sources, policy, state, seed, world.size)
     table, objective, learner, tokens, age = None, None, None, [], {}
     if world.broadcast(force or not is_finished(output)):
         # Before an old output is cleared: what is to replace it can be made.
@@ -137,29 +124,85 @@ def train(
     return manifest
 
 
-def preview(
+def is_trained(
     advantages: Path,
+    output: Path,
+    config: TrainConfig,
+    *,
+    policy: Path,
+    state: Path | None = None,
+    settings: dict[str, dict[str, Any]] | None = None,
+    seed: int = 0,
+    processes: int = 1,
+) -> bool:
+    """Return whether a finished output is what `train` would leave there; nothing changes.
+
+    Args:
+        advantages: Shards written by `advantage`.
+        output: Of a finished train.
+        config: The algorithm and the optimizer.
+        policy: Where training starts from.
+        state: The `state/` of the train that made `policy`.
+        settings: The algorithm's table.
+        seed: Of the run.
+        processes: That would train together.
+
+    Raises:
+        SettingsError, InputError: as in `train`.
+    """
+    recipe = recipe_of(config, settings or {})
+    head = _head(recipe, open_sources([advantages], recipe, policy), policy, state, seed, processes)
+    try:
+        with open_output(output, head):
+            return True
+    except ConflictError:
+        return False
+
+
+def _head(recipe: Recipe, sources: Sources, policy: Path, state: Path | None, seed: int, processes: int) -> Head:
+    """Return what is known of an update before it begins."""
+    config = recipe.config
+    return Head(
+        stage="train",
+        settings={
+            "train": {key: value for key, value in to_plain(config).items() if key not in NOT_IN_MANIFEST},
+            config.algo: to_plain(recipe.algo_config),
+            "seed": seed,
+            **recipe.described(),
+            # How sums are cut changes rounding.
+            **({"processes": processes} if processes > 1 else {}),
+        },
+        inputs={**sources.digests, **({"state": _state_of(state)} if state else {})},
+        policy=policy_digest(policy),
+    )
+
+
+def preview(
+    advantages: Path | Sequence[Path],
     config: TrainConfig,
     *,
     policy: Path,
     settings: dict[str, dict[str, Any]] | None = None,
     seed: int = 0,
 ) -> dict[str, Value]:
-    """Return the terms of the loss that the first optimizer step would meet, and its gradient's norm; nothing changes.
+    """Return the terms of the loss that the first optimizer step would meet, its gradient's norm, and the rows' age.
+
+    Nothing changes. The optimizer's state is not looked at: none of these numbers follows from it.
 
     Raises:
         SettingsError, InputError: as in `train`.
+        EngineError: the gradient is not finite.
     """
     recipe = recipe_of(config, settings or {})
-    source = read_manifest(advantages, stage="advantage")
-    recipe.check(source)
-    check_start(source, policy)
-    table, _ = read_kept(advantages, source, recipe, policy)
+    sources = open_sources([advantages] if isinstance(advantages, Path) else advantages, recipe, policy)
+    table, _, age = sources.read(recipe, policy)
     if not table.num_rows:
         return {"rows": 0}
-    objective = recipe.objective(table)
+    objective = None if sources.recompute else recipe.objective(table)
     learner = recipe.learner()
     learner.load(policy, seed=derive_seed(seed, "adapters") % 2**32)
+    if objective is None:
+        objective = recipe.objective(table, old_logprobs_of(table, learner, config))
     groups, drawn_for = table.column("group_id").to_pylist(), table.column("trajectory_id")[0].as_py()
     rows = mini_batches(groups, config.policy_mini_batch_size, derive_seed(seed, drawn_for, 0))[0]
     update = Update(objective)
@@ -171,6 +214,7 @@ def preview(
         "tokens": sum(objective.sequences.trained_tokens[row] for row in rows),
         "gradient norm": norm,
         **update.seen(),
+        **age,
     }
 
 

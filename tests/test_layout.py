@@ -28,6 +28,7 @@ ABOVE = {
     "session",
     "follow",
     "overlap",
+    "unsynced",
     "stopping",
     "trainer_process",
     "placement",

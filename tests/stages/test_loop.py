@@ -132,6 +132,19 @@ def test_evaluations_lie_beside_the_policies(tmp_path):
     assert 0 <= summary["pass_at_1"] <= summary["pass_at_2"] <= 1
 
 
+def test_a_forced_loop_evaluates_again_where_it_goes_on_if_the_settings_are_others(tmp_path):
+    settings = merge(SMALL, {"loop": {"steps": 1, "eval_every": 1}, "eval": {"limit": 8}})
+    run = Run(tmp_path / "run")
+    loop(run, settings)
+    summaries = [run.root / "evals" / f"{version:08d}" / "text_math" / "summary.json" for version in (0, 1, 2)]
+    made = summaries[1].stat().st_mtime_ns
+    longer = merge(settings, {"loop": {"steps": 2}})
+    loop(run, merge(longer, {"rollout": {"temperature": 0.9}}), force=True)
+    assert summaries[1].stat().st_mtime_ns == made
+    loop(run, merge(longer, {"loop": {"steps": 3}, "eval": {"limit": 16}}), force=True)
+    assert [json.loads(file.read_text())["tasks"] for file in summaries] == [8, 8, 16]
+
+
 @pytest.mark.parametrize("what", ["part", "manifest", "policy"])
 def test_verify_finds_one_changed_byte(whole, tmp_path, what):
     shutil.copytree(whole, tmp_path / "run")

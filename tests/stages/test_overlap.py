@@ -22,7 +22,7 @@ from nanoskyrl.stages.manifest import is_finished, locked, read_manifest
 from nanoskyrl.stages.metrics import read_metrics
 from nanoskyrl.stages.placement import gpus_of, placement_of
 from nanoskyrl.stages.runs import Run
-from nanoskyrl.stages.session import Session
+from nanoskyrl.stages.session import Session, settings_for
 from nanoskyrl.stages.shards import read_parts
 from nanoskyrl.stages.trajectory import row_arrays
 
@@ -71,6 +71,7 @@ def follower(run, settings, **options):
 
 def test_a_trainer_that_follows_leaves_the_bytes_of_the_commands(whole, tmp_path):
     run = Run(tmp_path / "run")
+    Session(run, LAGGED).begin()
     thread, found = follower(run, LAGGED, steps=3)
     for step in range(3):
         session = Session(run, LAGGED)
@@ -107,6 +108,24 @@ def test_a_second_trainer_of_a_run_is_refused(tmp_path):
         second.join(60)
     assert isinstance(found["error"], OutputError)
     assert "another trainer follows" in str(found["error"])
+
+
+@pytest.mark.parametrize(("keeper", "remembered"), [(None, {"lr": 1e-3}), (os.getpid(), {})])
+def test_a_run_remembers_the_settings_of_a_trainer_that_no_loop_keeps(keeper, remembered, tmp_path, monkeypatch):
+    run, given = Run(tmp_path / "run"), {"train": {"lr": 1e-3}}
+    Session(run, LAGGED).begin()
+    if keeper is not None:
+        monkeypatch.setenv(KEEPER, str(keeper))
+    follow(Session(run, merge(LAGGED, given), given=given, keep_up=True, ahead=True), steps=0)
+    assert settings_for(run).get("train", {}) == remembered
+
+
+def test_a_run_remembers_nothing_of_a_trainer_that_was_refused(tmp_path):
+    run, given = Run(tmp_path / "run"), {"train": {"lr": 1e-3}}
+    Session(run, LAGGED).begin()
+    with locked(run.root / STOP_FILE), pytest.raises(OutputError, match="another trainer follows"):
+        follow(Session(run, merge(LAGGED, given), given=given, keep_up=True, ahead=True), steps=0)
+    assert "train" not in settings_for(run)
 
 
 @pytest.mark.slow

@@ -99,3 +99,14 @@ def test_the_same_input_twice_and_a_policy_without_a_version_are_refused(run, tm
         Session(run, merge(STEPS, {"train": {"max_staleness": 1}})).train(
             source=places(run, 1, 2), output=tmp_path / "out", policy=resolve_policy("starter")
         )
+
+
+@pytest.mark.parametrize("settings", [STEPS, merge(STEPS, WEIGHED), merge(STEPS, {"train": {"max_staleness": 1}})])
+def test_a_dry_run_shows_the_terms_that_training_on_the_same_window_meets(settings, run, tmp_path):
+    # The oldest is named first: the newest step is trained all the same, from its own policy.
+    numbers = Session(run, settings).preview_train(source=places(run, 0, 1, 2))
+    manifest = trained(run, tmp_path / "out", 0, 1, 2, settings=settings)
+    line = read_metrics(Run(tmp_path).metrics)[-1]
+    assert numbers["rows"] == manifest.rows_out
+    for name in ("train/loss", "train/ratio/max", "train/staleness/mean", "train/staleness/dropped"):
+        assert numbers[name] == pytest.approx(line[name]), name
