@@ -110,7 +110,9 @@ def test_a_second_trainer_of_a_run_is_refused(tmp_path):
     assert "another trainer follows" in str(found["error"])
 
 
-@pytest.mark.parametrize(("keeper", "remembered"), [(None, {"lr": 1e-3}), (os.getpid(), {})])
+@pytest.mark.parametrize(
+    ("keeper", "remembered"), [(None, {"lr": 1e-3}), (os.getpid(), {})], ids=["by hand", "of a loop"]
+)
 def test_a_run_remembers_the_settings_of_a_trainer_that_no_loop_keeps(keeper, remembered, tmp_path, monkeypatch):
     run, given = Run(tmp_path / "run"), {"train": {"lr": 1e-3}}
     Session(run, LAGGED).begin()
