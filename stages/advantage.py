@@ -72,7 +72,7 @@ def advantage(
     _check_named(asks, policy, reference)
     if asks and passes is None:
         passes = _fresh_passes()
-    before = None if previous is None or config.kl_ctrl == "fixed" else read_manifest(previous, stage="advantage")
+    before = _before(config, previous)
     head, facts = _head(config, source, asks, policy, reference, passes)
     if before is not None:
         head.inputs["previous"] = before.digest
@@ -113,6 +113,11 @@ def advantage(
     return manifest
 
 
+def _before(config: AdvantageConfig, previous: Path | None) -> Manifest | None:
+    """Return what the step before says of its KL; None where the coefficient begins, or is fixed."""
+    return None if previous is None or config.kl_ctrl == "fixed" else read_manifest(previous, stage="advantage")
+
+
 class Models(NamedTuple):
     """What columns that need a model are computed with."""
 
@@ -130,9 +135,7 @@ def preview(
     scored: Path, config: AdvantageConfig, models: Models = NO_MODELS, previous: Path | None = None
 ) -> pa.Table:
     """Return what `advantage` would write of scored shards."""
-    if previous is not None and config.kl_ctrl != "fixed":
-        coef = coefficient(config, read_manifest(previous, stage="advantage"))
-        config = replace(config, kl_reward_coef=coef)
+    config = replace(config, kl_reward_coef=coefficient(config, _before(config, previous)))
     asks = _asks(config, _estimator(config.estimator or "grpo"))
     tables = _read(scored, read_manifest(scored, stage="score"), asks, models.policy, models.reference)
     return add_advantages(pa.concat_tables(tables or [schema_of("score").empty_table()]), config, models)

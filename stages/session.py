@@ -19,10 +19,12 @@ from nanoskyrl.stages.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.manifest import Manifest, is_begun, is_finished, read_manifest
 from nanoskyrl.stages.metrics import METRICS, MetricsLog
 from nanoskyrl.stages.policy import cached_digest, check_policy, policy_digest, publish, read_info, resolve_policy
-from nanoskyrl.stages.registry import lookup
+from nanoskyrl.stages.registry import BUILTIN, lookup
 from nanoskyrl.stages.runs import EVALUATIONS, INPUT_OF, Run, RunConfig, is_main, step_of, version_of
 from nanoskyrl.stages.storage import is_local, make_directory, remove_tree, write_whole
 
+WITHOUT_POLICY = ("scripted", "openai")
+"""Built-in engines that hold no policy of ours."""
 SERVED = "vllm"
 """The engine that lives in servers; one of a run is met again by the next command."""
 NOT_REMEMBERED = ("rollout.tasks",)
@@ -82,6 +84,8 @@ class Session:
         import tomlkit
 
         self.begin()
+        if not self.given:
+            return
         document = tomlkit.parse(self.run.settings_file.read_text(encoding="utf-8"))
         changed = False
         for table, keys in self.given.items():
@@ -382,15 +386,20 @@ class Session:
             return
         file = self.run.settings_file
         before = file.read_bytes() if file.is_file() else None
-        if not is_begun(target):
+        begun = is_begun(target)
+        if not begun:
             self.remember()
         try:
             yield
         except BaseException:
             if not is_begun(target):
-                file.unlink(missing_ok=True) if before is None else write_whole(file, before)
+                if before is None:
+                    file.unlink(missing_ok=True)
+                else:
+                    write_whole(file, before)
             raise
-        self.remember()
+        if begun:  # perhaps under other settings, which would have been refused
+            self.remember()
 
     def _state_of(self, step: int, policy: Path) -> Path | None:
         """Return the optimizer's state that belongs to a policy; None if no train of this run made it."""
@@ -604,6 +613,9 @@ def check_place(run: Run) -> None:
 
 def holds_policy(engine: str) -> bool:
     """Say whether an engine of this name is given a policy of ours; the others sample from something else."""
+    # The class of a built-in one would load torch, also where a stage is up to date.
+    if engine in BUILTIN["engine"]:
+        return engine not in WITHOUT_POLICY
     return issubclass(lookup("engine", engine), TokenEngine)
 
 
