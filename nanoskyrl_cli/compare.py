@@ -34,18 +34,24 @@ def compare(
 
     Example: skyrl compare --algos grpo,sapo,gspo
     """
+    from nanoskyrl.stages.compare import compare as compared
+    from nanoskyrl.stages.config import stage_config
     from nanoskyrl.stages.preview import show_comparison
 
     session = open_session(run, config, assignments)
     names = list(dict.fromkeys(name.strip() for name in algos.split(",") if name.strip()))
     with working("compare") as now:
-        found = session.compare(
+        source, start = session.training_input(path(advantages), policy_path(policy))
+        table = compared(
+            source,
             names,
-            source=path(advantages),
-            policy=policy_path(policy),
+            stage_config(session.settings, "train"),
+            policy=start,
+            settings=session.settings,
+            seed=session.config.seed,
             output=path(out),
             begins=lambda algo: now(f"compare: {algo}, {names.index(algo) + 1} of {len(names)}"),
         )
-    show_comparison(found, limit, file=data_stream())
+    show_comparison(table, limit, file=data_stream())
     if out:
         say(f"Wrote {out}")

@@ -152,7 +152,8 @@ def settings_of(
     preset: str | None = None,
 ) -> tuple[Any, dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """Return the run, its merged settings, and those of them that were given now."""
-    from nanoskyrl.stages.config import merge, parse_set, preset_settings, read_file
+    from nanoskyrl.stages.catalogue import preset_settings
+    from nanoskyrl.stages.config import merge, parse_set, read_file
     from nanoskyrl.stages.runs import Run, default_run
     from nanoskyrl.stages.session import settings_for
     from nanoskyrl.stages.storage import as_path

@@ -7,37 +7,39 @@ import torch
 
 from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.policy import read_info
-from nanoskyrl.stages.train_config import DEFAULT_LORA_ALPHA, OptimizerConfig, rank_or_default
 
 
-def rank_of(model: Any, config: OptimizerConfig, parameters: int) -> int:
-    """Return the rank of the adapters that are, or are to be, on the model; 0 for none.
+def rank_of(model: Any, *, rank: int | None = None, alpha: int | None = None) -> int | None:
+    """Return the rank of the adapters that are on the model; None where it has none.
+
+    Args:
+        model: Of the policy.
+        rank: `train.lora_rank`.
+        alpha: `train.lora_alpha`.
 
     Raises:
         SettingsError: it has adapters of another rank or scale than is asked for.
     """
-    if hasattr(model, "peft_config"):
-        found = model.peft_config["default"]
-        for name, has, asked in (
-            ("rank", found.r, config.lora_rank), ("alpha", found.lora_alpha, config.lora_alpha),
-        ):  # fmt: skip
-            if asked is not None and asked != has:
-                raise SettingsError(
-                    f"the policy has adapters of {name} {has}, and `train.lora_{name}` is {asked}",
-                    hint=f"Go on with its {name}, or begin another run",
-                )
-        return found.r
-    return rank_or_default(config.lora_rank, parameters)
+    if not hasattr(model, "peft_config"):
+        return None
+    adapters = model.peft_config["default"]
+    for name, has, asked in (("rank", adapters.r, rank), ("alpha", adapters.lora_alpha, alpha)):
+        if asked is not None and asked != has:
+            raise SettingsError(
+                f"the policy has adapters of {name} {has}, and `train.lora_{name}` is {asked}",
+                hint=f"Go on with its {name}, or begin another run",
+            )
+    return adapters.r
 
 
-def with_adapters(model: Any, policy: Path, config: OptimizerConfig, rank: int, seed: int) -> Any:
+def with_adapters(model: Any, policy: Path, *, rank: int, alpha: int, seed: int) -> Any:
     """Return the model with new adapters, which change nothing yet.
 
     Args:
         model: Of the policy, without adapters.
         policy: Its directory.
-        config: How adapters are scaled.
         rank: Of the adapters.
+        alpha: They are scaled by this over their rank.
         seed: Of their random half.
 
     Raises:
@@ -60,7 +62,6 @@ def with_adapters(model: Any, policy: Path, config: OptimizerConfig, rank: int, 
             hint="Give less than that, such as 16, or train the whole model with 0",
         )
     torch.manual_seed(seed)
-    alpha = config.lora_alpha if config.lora_alpha is not None else DEFAULT_LORA_ALPHA
     settings = LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
     # In the base's type: products in float32 would cost more than all other work of the adapters. The optimizer
     # steps float32 copies.

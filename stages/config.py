@@ -156,21 +156,6 @@ def _yaml_loader() -> Any:
     return Loader
 
 
-def preset_settings(name: str) -> Settings:
-    """Return the tables of a preset that ships with the package.
-
-    Raises:
-        SettingsError: there is none of this name.
-    """
-    folder = Path(__file__).parent / "presets"
-    names = sorted(path.stem for path in folder.glob("*.toml"))
-    if name not in names:
-        raise SettingsError(
-            f"unknown preset `{name}`", hint=did_you_mean(name, names) or f"Choose one of {', '.join(names)}"
-        )
-    return read_file(folder / f"{name}.toml")
-
-
 def parse_set(assignment: str) -> Settings:
     """Return the table that one `--set table.key=value` describes; the value is TOML, else text."""
     place, sign, text = assignment.partition("=")

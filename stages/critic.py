@@ -19,7 +19,6 @@ from nanoskyrl.stages.kv_cache import without_wrapper
 from nanoskyrl.stages.packing import hidden_states, is_packing, pack_of, prepare_packing
 from nanoskyrl.stages.policy import CRITIC, check_critic
 from nanoskyrl.stages.storage import make_directory
-from nanoskyrl.stages.train_config import CriticConfig, backbone_or_default
 
 HEAD, DESCRIPTION = "value_head.safetensors", "critic.json"
 
@@ -61,31 +60,36 @@ class Critic(nn.Module):
         return self.head(states.to(self.head.weight.dtype))[..., 0].float()
 
 
-def new_critic(model: Any, config: CriticConfig, *, lora: bool) -> Critic:
+def new_critic(model: Any, backbone: str) -> Critic:
     """Return an untrained critic for a policy.
 
     Args:
         model: The policy's model.
-        config: Which backbone.
-        lora: Whether the policy is trained through adapters; its critic then shares the backbone unless told otherwise.
+        backbone: own (a copy of the policy's decoder), or shared (the policy's own states).
 
     Raises:
         SettingsError: a backbone of its own is asked for, and the policy has adapters already.
     """
     base = without_wrapper(model)
-    kind = backbone_or_default(config.backbone, lora=lora)
-    if kind == "own" and base is not model:
+    if backbone == "own" and base is not model:
         raise SettingsError(
             "a critic of its own cannot begin from a policy with adapters", hint="Set `critic.backbone = shared`"
         )
-    backbone = copy.deepcopy(base.get_decoder()) if kind == "own" else None
-    if backbone is not None:
-        backbone.requires_grad_(True)
-    return Critic(backbone, base.config.get_text_config().hidden_size).to(base.device)
+    decoder = copy.deepcopy(base.get_decoder()) if backbone == "own" else None
+    if decoder is not None:
+        decoder.requires_grad_(True)
+    return Critic(decoder, base.config.get_text_config().hidden_size).to(base.device)
 
 
-def load_critic(policy: Path, model: Any, config: CriticConfig, *, dtype: torch.dtype, device: str) -> Critic | None:
+def load_critic(policy: Path, model: Any, backbone: str | None, *, dtype: torch.dtype, device: str) -> Critic | None:
     """Return the critic saved beside a policy; None if there is none.
+
+    Args:
+        policy: The policy's directory.
+        model: Its model.
+        backbone: What it must be, own or shared; None: either.
+        dtype: Of a backbone of its own.
+        device: Where it goes.
 
     Raises:
         InputError: its files cannot be read.
@@ -101,18 +105,18 @@ def load_critic(policy: Path, model: Any, config: CriticConfig, *, dtype: torch.
     base = without_wrapper(model)
     try:
         kind = json.loads((folder / DESCRIPTION).read_bytes())["backbone"]
-        backbone = AutoModel.from_pretrained(folder, dtype=dtype) if kind == "own" else None
-        if backbone is not None:
-            prepare_packing(backbone)
-        critic = Critic(cast(nn.Module, backbone), base.config.get_text_config().hidden_size)
+        decoder = AutoModel.from_pretrained(folder, dtype=dtype) if kind == "own" else None
+        if decoder is not None:
+            prepare_packing(decoder)
+        critic = Critic(cast(nn.Module, decoder), base.config.get_text_config().hidden_size)
         critic.head.load_state_dict(load_file(folder / HEAD))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise InputError(
             f"the critic in `{folder}` does not load: {error}", hint="Run `skyrl train` again with `--force`"
         ) from error
-    if config.backbone is not None and config.backbone != kind:
+    if backbone is not None and backbone != kind:
         raise SettingsError(
-            f"the critic in `{folder}` has the backbone `{kind}`, and `critic.backbone` is {config.backbone}",
+            f"the critic in `{folder}` has the backbone `{kind}`, and `critic.backbone` is {backbone}",
             hint="Go on with its own, or begin another run",
         )
     return critic.to(device)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from nanoskyrl.stages.device import pick_device, pick_dtype
 from nanoskyrl.stages.engines import Generation, HfConfig, Request, Sampling, TokenEngine
-from nanoskyrl.stages.errors import EngineError, InputError
+from nanoskyrl.stages.errors import InputError
 from nanoskyrl.stages.kv_cache import empty_cache, forward, select_rows
 from nanoskyrl.stages.logprobs import sequence_logprobs
 from nanoskyrl.stages.policy import (
@@ -32,24 +33,6 @@ COMPACT_BELOW = 0.75
 """Finished rows are dropped from the batch when fewer than this share of it is alive."""
 ELEMENTS_AT_ONCE = 1 << 24
 """Rows times vocabulary that are sampled at once, in float64."""
-
-
-def pick_device(name: str) -> str:
-    """Return the device that `auto` stands for here."""
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise EngineError(
-            f"there is no `{name}` here", hint="Set the device to auto or cpu; `skyrl doctor` says what there is"
-        )
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def pick_dtype(name: str, device: str) -> torch.dtype:
-    """Return the type that `auto` stands for on a device."""
-    if name == "auto":
-        return torch.bfloat16 if device.startswith("cuda") else torch.float32
-    return getattr(torch, name)
 
 
 class HfEngine(TokenEngine):

@@ -19,9 +19,9 @@ from nanoskyrl.stages.adapters import keep_gradients, rank_of, with_adapters
 from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all, idle_batch, response_part
 from nanoskyrl.stages.checkpointing import keep_less
 from nanoskyrl.stages.critic import Critic, load_critic, new_critic
+from nanoskyrl.stages.device import pick_device, pick_dtype
 from nanoskyrl.stages.digests import digest_json
 from nanoskyrl.stages.errors import EngineError, InputError, SettingsError
-from nanoskyrl.stages.hf_engine import pick_device, pick_dtype
 from nanoskyrl.stages.kv_cache import without_wrapper
 from nanoskyrl.stages.logprobs import Head, TokenStatistics, sequence_logprobs
 from nanoskyrl.stages.optim import Masters, check_bitsandbytes, make_optimizer, use_settings
@@ -41,7 +41,14 @@ from nanoskyrl.stages.policy import (
 )
 from nanoskyrl.stages.storage import make_directory, sync_tree, write_errors
 from nanoskyrl.stages.throughput import device_peak, training_flops
-from nanoskyrl.stages.train_config import FULL_BELOW, CriticConfig, OptimizerConfig
+from nanoskyrl.stages.train_config import (
+    DEFAULT_LORA_ALPHA,
+    FULL_BELOW,
+    CriticConfig,
+    OptimizerConfig,
+    backbone_or_default,
+    rank_or_default,
+)
 from nanoskyrl.stages.trained import write_policy
 
 DEFAULT_LR = {"full_small": 2e-4, "full": 1e-6, "lora": 1e-4}
@@ -186,7 +193,8 @@ class Learner:
         found = count_parameters(find_base(policy) if is_adapter(policy) else policy)
         self.parameters = found or sum(p.numel() for p in model.parameters())
         self.packed = self.config.packing and prepare_packing(model)
-        self.lora_rank = rank_of(model, self.config, self.parameters)
+        adapters = rank_of(model, rank=self.config.lora_rank, alpha=self.config.lora_alpha)
+        self.lora_rank = rank_or_default(self.config.lora_rank, self.parameters) if adapters is None else adapters
         if self.config.quantization is not None and not self.lora_rank:
             raise SettingsError(
                 f"`train.quantization` is {self.config.quantization}, and no adapters are trained",
@@ -201,11 +209,13 @@ class Learner:
                     f"a critic cannot be trained beside the policy under {self.strategy}",
                     hint="Set `train.strategy = ddp`, or choose an algorithm without a critic",
                 )
-            self.critic = load_critic(policy, model, self.critic_config, dtype=dtype, device=self.device) or new_critic(
-                model, self.critic_config, lora=bool(self.lora_rank)
+            asked = self.critic_config.backbone
+            self.critic = load_critic(policy, model, asked, dtype=dtype, device=self.device) or new_critic(
+                model, backbone_or_default(asked, lora=bool(self.lora_rank))
             )
         if self.lora_rank and not is_adapter(policy):
-            model = with_adapters(model, policy, self.config, self.lora_rank, seed)
+            alpha = self.config.lora_alpha if self.config.lora_alpha is not None else DEFAULT_LORA_ALPHA
+            model = with_adapters(model, policy, rank=self.lora_rank, alpha=alpha, seed=seed)
         self.model = model
         self._prepare(dtype)
         if state is not None:

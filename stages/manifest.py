@@ -41,6 +41,8 @@ OURS = re.compile(
     rf"({PART_NAME.pattern}|manifest\.json|started\.json|summary\.json)(\.tmp)?|policy|state|files|policy-\w+\.tmp"
 )
 """Every name that a stage gives in its directory; others are never touched."""
+SOURCES = Path(__file__).parents[1]
+"""Folder of the package's folders, in a checkout as where it is installed."""
 PACKAGES = ("torch", "transformers", "tokenizers", "peft", "accelerate", "pyarrow", "numpy")
 
 
@@ -105,15 +107,11 @@ class Manifest:
 @functools.cache
 def code_version() -> dict[str, str]:
     """Return the package's version and a digest of its sources."""
-    import nanoskyrl.algos
-    import nanoskyrl.envs
-    import nanoskyrl.eval
-    import nanoskyrl.stages
-
-    sources = {}
-    for package in (nanoskyrl.algos, nanoskyrl.envs, nanoskyrl.eval, nanoskyrl.stages):
-        folder = Path(str(package.__file__)).parent
-        sources |= {f"{package.__name__}/{path.name}": digest_file(path) for path in sorted(folder.glob("*.py"))}
+    sources = {
+        path.relative_to(SOURCES).as_posix(): digest_file(path)
+        for folder in ("algos", "envs", "eval", "stages")
+        for path in sorted((SOURCES / folder).rglob("*.py"))
+    }
     return {"version": package_version("nanoskyrl") or "unknown", "digest": digest_json(sources)}
 
 

@@ -8,7 +8,7 @@ import contextlib
 import gc
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -335,9 +335,9 @@ class Session:
         from nanoskyrl.stages.train import preview
 
         named = self._newest_first(source)
-        newest, step = self._source("train", None, named[0] if named else None)
+        newest, start = self.training_input(named[0] if named else None, policy)
         return preview(
-            [newest, *named[1:]], stage_config(self.settings, "train"), policy=self._start(step, policy),
+            [newest, *named[1:]], stage_config(self.settings, "train"), policy=start,
             settings=self.settings, seed=self.config.seed,
         )  # fmt: skip
 
@@ -346,24 +346,10 @@ class Session:
         named = [source] if isinstance(source, Path) else list(source or ())
         return sorted(named, key=lambda place: -(self._step_of(place) or 0))
 
-    def compare(
-        self,
-        algos: Sequence[str],
-        *,
-        source: Path | None = None,
-        policy: Path | None = None,
-        output: Path | None = None,
-        begins: Callable[[str], None] = lambda algo: None,
-    ) -> Any:
-        """Return what each algorithm makes of the same advantages and policy."""
-        from nanoskyrl.stages.compare import compare
-
+    def training_input(self, source: Path | None = None, policy: Path | None = None) -> tuple[Path, Path]:
+        """Return the advantages that training would read, the newest step's unless named, and where it would start."""
         source, step = self._source("train", None, source)
-        config = stage_config(self.settings, "train")
-        return compare(
-            source, algos, config, policy=self._start(step, policy), settings=self.settings, output=output,
-            seed=self.config.seed, begins=begins,
-        )  # fmt: skip
+        return source, self._start(step, policy)
 
     def _start(self, step: int | None, policy: Path | None) -> Path:
         """Return the policy that training starts from."""

@@ -17,9 +17,9 @@ import torch
 
 from nanoskyrl.stages.batching import read_sequences
 from nanoskyrl.stages.config import to_plain
+from nanoskyrl.stages.device import pick_device
 from nanoskyrl.stages.digests import derive_seed
 from nanoskyrl.stages.errors import ConflictError, EngineError, InputError
-from nanoskyrl.stages.hf_engine import pick_device
 from nanoskyrl.stages.learner import Learner, one_temperature
 from nanoskyrl.stages.manifest import Head, Manifest, is_finished, open_output, read_manifest
 from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value

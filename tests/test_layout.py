@@ -21,7 +21,7 @@ PLUMBING = {
     "learner", "train_config", "critic", "objective", "episodes", "passes", "recipe", "update", "concurrent_turns",
     "gpus", "vllm_config", "vllm_client", "vllm_memory", "vllm_process", "vllm_tokens", "vllm_worker", "vllm_weights",
     "vllm_proof", "vllm_servers", "vllm_engine", "packing", "parallel", "optim", "adapters", "checkpointing", "trained",
-    "throughput", "openai_engine", "chat_wire", "sources", "vocabulary", "marks", "rank_errors",
+    "throughput", "openai_engine", "chat_wire", "sources", "vocabulary", "marks", "rank_errors", "device",
 }  # fmt: skip
 STAGES = {"rollout", "score", "advantage", "advantage_config", "kl_in_reward", "train", "sync", "eval"}
 ABOVE = {

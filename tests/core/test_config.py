@@ -3,6 +3,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from nanoskyrl.stages.catalogue import preset_settings
 from nanoskyrl.stages.config import (
     OF_THE_RUN,
     build,
@@ -12,7 +13,6 @@ from nanoskyrl.stages.config import (
     merge,
     parse_set,
     plugin_config,
-    preset_settings,
     read_file,
     stage_config,
     tables,

@@ -18,7 +18,8 @@ from nanoskyrl.algos.off_policy import OffPolicyConfig
 from nanoskyrl.stages.advantage import Models, add_advantages
 from nanoskyrl.stages.advantage_config import AdvantageConfig, Sampling, settled
 from nanoskyrl.stages.batching import read_sequences
-from nanoskyrl.stages.config import merge
+from nanoskyrl.stages.compare import compare
+from nanoskyrl.stages.config import merge, stage_config
 from nanoskyrl.stages.errors import ConflictError, EngineError, InputError, SettingsError
 from nanoskyrl.stages.learner import Learner
 from nanoskyrl.stages.loop import loop
@@ -40,6 +41,12 @@ NO_CORRECTION = OffPolicyConfig()
 
 def settings(algo, **tables):
     return merge(SMALL, {"train": {"algo": algo}}, tables)
+
+
+def compared(session, names, **options):
+    source, start = session.training_input()
+    config = stage_config(session.settings, "train")
+    return compare(source, names, config, policy=start, settings=session.settings, seed=session.config.seed, **options)
 
 
 def table(directory):
@@ -400,7 +407,7 @@ def test_a_train_that_draws_tokens_ends_with_the_same_bytes(grpo, tmp_path):
 def test_what_marks_tokens_is_compared_and_previewed_with_its_share(grpo):
     tables = settings("grpo", run={"lag": 1}, clip_cov={"clip_cov_ratio": 0.2}, kl_cov={"kl_cov_ratio": 0.2})
     session = Session(grpo, tables)
-    _, clip_cov, kl_cov = session.compare(["reinforce", "clip_cov", "kl_cov"]).to_pylist()
+    _, clip_cov, kl_cov = compared(session, ["reinforce", "clip_cov", "kl_cov"]).to_pylist()
     assert (clip_cov["share_name"], kl_cov["share_name"]) == ("clip_ratio", "held_ratio")
     assert 0 < clip_cov["share"] <= 0.2
     assert kl_cov["share"] == pytest.approx(0.2, abs=0.01)
@@ -701,7 +708,7 @@ def test_on_policy_algorithms_differ_in_their_reduction_alone(tmp_path):
     loop(run, settings("grpo", loop={"steps": 1}))
     names = ["grpo", "sapo", "gspo", "dapo", "cispo", "gmpo", "dppo_tv", "dppo_kl", "reinforce"]
     tables = settings("grpo", train={"algo": "grpo", "loss_reduction": "token_mean"})
-    found = Session(run, tables).compare(names, output=tmp_path / "compared.parquet")
+    found = compared(Session(run, tables), names, output=tmp_path / "compared.parquet")
     for row in found.to_pylist():
         assert [value for _, value in row["cosines"]] == pytest.approx([1.0] * len(names), abs=1e-4)
         assert row["share"] == {"sapo": pytest.approx(1), "reinforce": None}.get(row["algo"], 0)
@@ -713,7 +720,7 @@ def test_on_policy_algorithms_differ_in_their_reduction_alone(tmp_path):
 def test_off_policy_algorithms_differ(grpo):
     found = {
         row["algo"]: row
-        for row in Session(grpo, settings("grpo", run={"lag": 1})).compare(["grpo", "sapo", "gspo"]).to_pylist()
+        for row in compared(Session(grpo, settings("grpo", run={"lag": 1})), ["grpo", "sapo", "gspo"]).to_pylist()
     }
     assert found["grpo"]["ratio_max"] > 1.1
     assert found["gspo"]["share"] > found["grpo"]["share"]
