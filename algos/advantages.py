@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nanoskyrl.algos.returns import discounted_returns, gae, whiten
-from nanoskyrl.stages.errors import SettingsError, check_words
+from nanoskyrl.stages.core.errors import SettingsError, check_words
 
 ZERO_SPREAD = 1e-6
 """Rewards closer than this, relative to the largest, are equal: twelve times 0.7 has a variance only by rounding."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nanoskyrl.algos.ratios import row_tokens
-from nanoskyrl.stages.errors import SettingsError, did_you_mean
+from nanoskyrl.stages.core.errors import SettingsError, did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor

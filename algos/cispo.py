@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError
 
 if TYPE_CHECKING:
     from torch import Tensor

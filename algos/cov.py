@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
 from nanoskyrl.algos.clip import ClipConfig, token_surrogate
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError
 
 if TYPE_CHECKING:
     from numpy.random import Generator

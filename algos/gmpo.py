@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
 from nanoskyrl.algos.ratios import row_mean
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError
 
 if TYPE_CHECKING:
     from torch import Tensor

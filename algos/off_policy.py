@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nanoskyrl.algos.ratios import LOG_RATIO_LIMIT, masked, row_mean, row_product, token_log_ratio
-from nanoskyrl.stages.errors import SettingsError, check_words
+from nanoskyrl.stages.core.errors import SettingsError, check_words
 
 if TYPE_CHECKING:
     from torch import Tensor

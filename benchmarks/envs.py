@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from nanoskyrl.envs.sandbox import available, run_python
-from nanoskyrl.stages.config import plugin_config
+from nanoskyrl.stages.core.config import plugin_config
+from nanoskyrl.stages.core.metrics import Stopwatch
+from nanoskyrl.stages.core.registry import ENVS, lookup
 from nanoskyrl.stages.engines import Generation, Sampling, TokenEngine
-from nanoskyrl.stages.metrics import Stopwatch
 from nanoskyrl.stages.policy import STARTER, load_tokenizer, resolve_policy
-from nanoskyrl.stages.registry import ENVS, lookup
 from nanoskyrl.stages.rendering import Renderer
 from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
 

@@ -34,7 +34,7 @@ from typing import Any
 from filelock import FileLock
 from rollout_gpu import make_model
 
-from nanoskyrl.stages.gpus import gpus_of
+from nanoskyrl.stages.core.gpus import gpus_of
 
 SKYRL = [sys.executable, "-m", "nanoskyrl_cli.main"]
 STRATEGIES = {"lora": "zero2", "full": "zero3"}

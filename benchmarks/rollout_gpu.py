@@ -346,8 +346,8 @@ class Tools(Words):
 
 def generated(bench: Bench, environment: Any, engine: Any, name: str, *, new: int, turns: int) -> dict[str, Any]:
     """Roll out every prompt once, shards and all, and return the figures."""
-    from nanoskyrl.stages import registry
-    from nanoskyrl.stages.metrics import MetricsLog, read_metrics
+    from nanoskyrl.stages.core import registry
+    from nanoskyrl.stages.core.metrics import MetricsLog, read_metrics
     from nanoskyrl.stages.rollout import RolloutConfig, rollout
 
     registry.ENVS["bench"] = "bench:made"  # type: ignore[index]

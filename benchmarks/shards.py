@@ -32,9 +32,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nanoskyrl.stages.digests import digest_bytes, digest_file
-from nanoskyrl.stages.shards import read_part, write_part
-from nanoskyrl.stages.trajectory import TOKEN_COLUMNS, check, list_column, schema_of, to_json
+from nanoskyrl.stages.core.digests import digest_bytes, digest_file
+from nanoskyrl.stages.core.shards import read_part, write_part
+from nanoskyrl.stages.core.trajectory import TOKEN_COLUMNS, check, list_column, schema_of, to_json
 
 TOKENS = 16_384 * 512
 PROMPT_TOKENS = (64, 192)

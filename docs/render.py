@@ -13,7 +13,7 @@ DOCS = Path(__file__).parent
 
 def columns() -> str:
     """Return the table of columns."""
-    from nanoskyrl.stages.trajectory import COLUMNS
+    from nanoskyrl.stages.core.trajectory import COLUMNS
 
     lines = ["| Column | Type | From | Null | Meaning |", "| --- | --- | --- | --- | --- |"]
     for c in COLUMNS:
@@ -50,7 +50,7 @@ def commands() -> str:
 
 def algorithms() -> str:
     """Return the table of algorithms with what each was published with."""
-    from nanoskyrl.stages.registry import ALGOS, lookup
+    from nanoskyrl.stages.core.registry import ALGOS, lookup
 
     lines = [
         "| `--algo` | Source | Estimator | Reduction | KL, off until asked for | Besides |",

@@ -17,9 +17,9 @@ from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.commands import ACTION, ACTION_END, command_of, record
 from nanoskyrl.envs.problems import is_test
 from nanoskyrl.envs.text_math import check_counts
-from nanoskyrl.stages.digests import derive_seed
-from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.trajectory import Trajectory
+from nanoskyrl.stages.core.digests import derive_seed
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.trajectory import Trajectory
 
 HOW = f"Give one command at a time in {ACTION}{ACTION_END} tags."
 COMMANDS = (

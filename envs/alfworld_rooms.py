@@ -22,7 +22,7 @@ from nanoskyrl.envs.alfworld_things import (
     ROOMS,
 )
 from nanoskyrl.envs.alfworld_world import Goal, World, kind_of
-from nanoskyrl.stages.digests import derive_seed
+from nanoskyrl.stages.core.digests import derive_seed
 
 MAX_LEVEL = 4
 TEMPLATES = {

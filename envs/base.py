@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from nanoskyrl.stages.trajectory import ToolCall, Trajectory
+from nanoskyrl.stages.core.trajectory import ToolCall, Trajectory
 
 Message = dict[str, Any]
 """`role` (system, user, assistant or tool) and `content`."""

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nanoskyrl.stages.digests import digest_json
+from nanoskyrl.stages.core.digests import digest_json
 
 LEAST_CACHED = 2000
 _IMPORTING = threading.Lock()

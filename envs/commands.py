@@ -6,7 +6,7 @@ and reasoning does not act. Without tags the whole reply, or its last line, is t
 
 import re
 
-from nanoskyrl.stages.trajectory import ToolCall
+from nanoskyrl.stages.core.trajectory import ToolCall
 
 ACTION, ACTION_END = "<action>", "</action>"
 _TAGGED = re.compile(r"<(action|answer)>((?:(?!</?(?:action|answer)>).)*)</\1>", re.DOTALL)

@@ -18,9 +18,9 @@ from typing import Any
 
 from nanoskyrl.envs.base import Message, Task
 from nanoskyrl.envs.grade_math import last_box
-from nanoskyrl.stages.digests import digest_json
-from nanoskyrl.stages.errors import InputError
-from nanoskyrl.stages.storage import as_path
+from nanoskyrl.stages.core.digests import digest_json
+from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.storage import as_path
 
 ID_KEYS = ("id", "task_id")
 PROMPT_KEYS = ("prompt", "question", "problem")

@@ -14,9 +14,9 @@ from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.fleet_task import Backend, CloudBackend, FleetTaskEnv, LocalBackend, make_fleet_task_env, task_key
 from nanoskyrl.envs.outside import no_expert, sendable
 from nanoskyrl.envs.tools import mistake_in, replies_to, too_many
-from nanoskyrl.stages.errors import InputError, SettingsError, check_words
-from nanoskyrl.stages.storage import as_path
-from nanoskyrl.stages.trajectory import ToolCall, Trajectory
+from nanoskyrl.stages.core.errors import InputError, SettingsError, check_words
+from nanoskyrl.stages.core.storage import as_path
+from nanoskyrl.stages.core.trajectory import ToolCall, Trajectory
 
 DONE = "<done>"
 BACKENDS = ("fleet", "local")

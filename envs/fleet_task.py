@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from nanoskyrl.envs.mcp_session import Answer, McpSession
 from nanoskyrl.envs.outside import need
 from nanoskyrl.envs.sandbox import run_python
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError
 
 FINAL_STATE = "state://final"
 """Resource of a local server that tells the state for the verifier."""

@@ -14,8 +14,8 @@ from nanoskyrl.envs.actions import ParsedCall, final_answer, letter_of, tool_cal
 from nanoskyrl.envs.answers import leading_number, same_answer
 from nanoskyrl.envs.base import VerifierTimeout
 from nanoskyrl.envs.workers import WorkerDied, Workers, WorkerTimeout
-from nanoskyrl.stages.errors import InputError, SettingsError, did_you_mean
-from nanoskyrl.stages.trajectory import ToolCall, Trajectory
+from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean
+from nanoskyrl.stages.core.trajectory import ToolCall, Trajectory
 
 POOL = Workers(quiet=True)
 """For libraries that may never come back; they print what they do not understand."""

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from nanoskyrl.envs.base import Score, VerifierTimeout
-from nanoskyrl.stages.digests import digest_json
-from nanoskyrl.stages.errors import SettingsError, check_words
-from nanoskyrl.stages.trajectory import Trajectory
+from nanoskyrl.stages.core.digests import digest_json
+from nanoskyrl.stages.core.errors import SettingsError, check_words
+from nanoskyrl.stages.core.trajectory import Trajectory
 
 TRIES = 3
 """Times that a judge is asked whose answer lacks the fields."""

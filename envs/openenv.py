@@ -18,8 +18,8 @@ from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.commands import ACTION, ACTION_END, action_of, record
 from nanoskyrl.envs.outside import need, no_expert, returned, sendable
 from nanoskyrl.envs.text_math import check_counts
-from nanoskyrl.stages.errors import InputError, SettingsError
-from nanoskyrl.stages.trajectory import Trajectory
+from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.trajectory import Trajectory
 
 TEST_SEEDS_FROM = 1_000_000
 """Tasks of the test split are seeds from here on."""

@@ -6,8 +6,8 @@ from types import ModuleType
 from typing import Any
 
 from nanoskyrl.envs.base import Score
-from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.trajectory import Trajectory, clean_text
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.trajectory import Trajectory, clean_text
 
 
 def need(module: str, extra: str) -> ModuleType:

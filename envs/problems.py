@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from nanoskyrl.stages.digests import derive_seed
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.core.digests import derive_seed
+from nanoskyrl.stages.core.errors import SettingsError
 
 MAX_LEVEL = 5
 TEST_SHARE = 5

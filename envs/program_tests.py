@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoskyrl.envs.sandbox import Limits, full_python, run_python
-from nanoskyrl.stages.errors import SandboxError
+from nanoskyrl.stages.core.errors import SandboxError
 
 PASSED = "all tests pass"
 SHOWN = 60

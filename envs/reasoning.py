@@ -12,8 +12,8 @@ from typing import Any
 from nanoskyrl.envs.base import Task, VerifierTimeout
 from nanoskyrl.envs.problems import DRAWS_PER_TASK, is_test
 from nanoskyrl.envs.workers import WorkerDied, Workers, WorkerTimeout
-from nanoskyrl.stages.digests import derive_seed
-from nanoskyrl.stages.errors import InputError, SettingsError, did_you_mean
+from nanoskyrl.stages.core.digests import derive_seed
+from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean
 
 PREFIX = "reasoning_gym:"
 SEED = derive_seed("reasoning_gym") % 2**31

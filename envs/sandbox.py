@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from nanoskyrl.stages.errors import SandboxError, SettingsError
+from nanoskyrl.stages.core.errors import SandboxError, SettingsError
 
 BACKENDS = {
     "monty": "nanoskyrl.envs.sandbox_monty",

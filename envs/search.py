@@ -13,7 +13,7 @@ from pathlib import Path
 from nanoskyrl.envs.bm25 import Index, cached_index, has_words
 from nanoskyrl.envs.datasets import read_rows
 from nanoskyrl.envs.tools import ToolError
-from nanoskyrl.stages.errors import InputError, did_you_mean
+from nanoskyrl.stages.core.errors import InputError, did_you_mean
 
 SEARCH_RESULTS = 3
 MAX_PAGE_LENGTH = 4000

@@ -13,8 +13,8 @@ from typing import Any
 from nanoskyrl.envs.base import Message, Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import PROMPT_KEYS, read_rows, read_tasks
 from nanoskyrl.envs.outside import json_ready, need, no_expert, returned
-from nanoskyrl.stages.errors import InputError, SettingsError
-from nanoskyrl.stages.trajectory import ToolCall, Trajectory
+from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.trajectory import ToolCall, Trajectory
 
 UNSAFE = ("lcb", "searchcode", "rlm")
 """They run the policy's code in a plain process: it can read and write whatever nanoskyrl can."""

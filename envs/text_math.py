@@ -15,8 +15,8 @@ from nanoskyrl.envs.datasets import data_of, read_tasks
 from nanoskyrl.envs.graders import ANSWERED, answer_verdict, unanswered
 from nanoskyrl.envs.problems import MAX_LEVEL, generate
 from nanoskyrl.envs.tools import replies_to
-from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.trajectory import Trajectory
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.trajectory import Trajectory
 
 INSTRUCTION = "Give the final answer in <answer></answer> tags."
 

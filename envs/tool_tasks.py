@@ -14,7 +14,7 @@ from typing import Any
 from nanoskyrl.envs.problems import OPERATORS, is_test
 from nanoskyrl.envs.search import passages
 from nanoskyrl.envs.world import chain
-from nanoskyrl.stages.digests import derive_seed
+from nanoskyrl.stages.core.digests import derive_seed
 
 DRAWS_PER_TASK = 20
 """Levels with few questions have fewer than asked for."""

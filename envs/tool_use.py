@@ -21,8 +21,8 @@ from nanoskyrl.envs.text_math import INSTRUCTION, check_counts
 from nanoskyrl.envs.tool_tasks import KINDS, NEEDS, ToolTask, generated, written
 from nanoskyrl.envs.tools import Tool, carry_out_all, offer, replies_to
 from nanoskyrl.envs.world import pages
-from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.trajectory import Trajectory
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.trajectory import Trajectory
 
 NOTES, NOTE_LENGTH = 16, 300
 """Calls that the summary for policies without history tells of, and characters of each result."""

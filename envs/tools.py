@@ -14,9 +14,9 @@ from typing import Any, cast
 
 from nanoskyrl.envs.actions import ParsedCall
 from nanoskyrl.envs.base import Message
-from nanoskyrl.stages.errors import NanoskyrlError, SettingsError, did_you_mean
-from nanoskyrl.stages.registry import load_attribute
-from nanoskyrl.stages.trajectory import ToolCall
+from nanoskyrl.stages.core.errors import NanoskyrlError, SettingsError, did_you_mean
+from nanoskyrl.stages.core.registry import load_attribute
+from nanoskyrl.stages.core.trajectory import ToolCall
 
 MAX_NAME_LENGTH = 40
 MAX_RESULT_LENGTH = 2000

@@ -15,9 +15,9 @@ from functools import cache
 from typing import Any
 
 from nanoskyrl.envs.webshop_words import BRANDS, KINDS, SERIES, Kind
-from nanoskyrl.stages.digests import derive_seed
-from nanoskyrl.stages.errors import InputError
-from nanoskyrl.stages.storage import as_path
+from nanoskyrl.stages.core.digests import derive_seed
+from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.storage import as_path
 
 NO_PRICE = 100.0
 """Dollars that a product without a price costs, as in WebShop."""

@@ -19,9 +19,9 @@ from nanoskyrl.envs.text_math import check_counts
 from nanoskyrl.envs.webshop_catalogue import Product, generated_products, read_products
 from nanoskyrl.envs.webshop_reward import Goal, reward
 from nanoskyrl.envs.webshop_shop import BUY, PRODUCT_WINDOW, Shop, Visit
-from nanoskyrl.stages.digests import derive_seed
-from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.trajectory import Trajectory
+from nanoskyrl.stages.core.digests import derive_seed
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.trajectory import Trajectory
 
 HOW = (
     "You are in a web shop. Write one action at a time in <action></action> tags: search[KEYWORDS] where there is a "

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from nanoskyrl.envs.workers import MEMORY_LIMIT, receive, send
-from nanoskyrl.stages.registry import load_attribute
+from nanoskyrl.stages.core.registry import load_attribute
 
 
 def main() -> None:

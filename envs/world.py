@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, field
 from functools import cache
 
-from nanoskyrl.stages.digests import derive_seed
+from nanoskyrl.stages.core.digests import derive_seed
 
 TOWNS, RIVERS, PEOPLE, COMPANIES = 48, 16, 160, 48
 STARTS = ("Ar", "Bel", "Cor", "Dun", "El", "Fen", "Gal", "Hol", "Ist", "Jor", "Kal", "Lun", "Mar", "Nev", "Or", "Pel")

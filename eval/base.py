@@ -16,10 +16,10 @@ from nanoskyrl.envs.base import Episode, Message, Observation, Score, Step, Task
 from nanoskyrl.envs.graders import ANSWERED
 from nanoskyrl.envs.tool_use import ToolUse, ToolUseConfig
 from nanoskyrl.eval.rows import Hub, Row, bench_rows
-from nanoskyrl.stages.digests import digest_json
-from nanoskyrl.stages.errors import InputError, SettingsError
-from nanoskyrl.stages.storage import as_path
-from nanoskyrl.stages.trajectory import Trajectory
+from nanoskyrl.stages.core.digests import digest_json
+from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.storage import as_path
+from nanoskyrl.stages.core.trajectory import Trajectory
 
 SPLIT = "test"
 JUDGE_FAILED = "judge_failed"

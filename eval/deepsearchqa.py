@@ -14,7 +14,7 @@ from nanoskyrl.eval.hle import answer_line
 from nanoskyrl.eval.judge import WORKERS, JudgedConfig, filled, judge_of, verdict_of
 from nanoskyrl.eval.rows import Hub, Row
 from nanoskyrl.eval.words import same_words
-from nanoskyrl.stages.trajectory import Trajectory
+from nanoskyrl.stages.core.trajectory import Trajectory
 
 TYPES = ("Single Answer", "Set Answer")
 PROMPT = """Check which parts of a correct answer a response gives, and what it gives beyond them. Judge only the final

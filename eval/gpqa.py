@@ -14,8 +14,8 @@ from nanoskyrl.envs.base import Task
 from nanoskyrl.eval.base import BenchConfig, Scored
 from nanoskyrl.eval.mmlu import MultipleChoice, by_group
 from nanoskyrl.eval.rows import Hub, Row, bench_rows
-from nanoskyrl.stages.digests import derive_seed
-from nanoskyrl.stages.errors import check_words
+from nanoskyrl.stages.core.digests import derive_seed
+from nanoskyrl.stages.core.errors import check_words
 
 SUBSETS = ("gpqa_diamond", "gpqa_main", "gpqa_extended")
 OPTIONS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")

@@ -13,7 +13,7 @@ from nanoskyrl.envs.base import Score, Task
 from nanoskyrl.envs.graders import grade, stated_answer
 from nanoskyrl.eval.base import BenchConfig, Benchmark, graded, user
 from nanoskyrl.eval.rows import Hub, Row
-from nanoskyrl.stages.trajectory import Trajectory
+from nanoskyrl.stages.core.trajectory import Trajectory
 
 MARK = "####"
 # Anchored on digits: a class of digits, commas and points would match a comma alone.

@@ -19,7 +19,7 @@ from nanoskyrl.eval.judge import WORKERS, JudgedConfig, filled, judge_of, verdic
 from nanoskyrl.eval.passk import NORMAL_95
 from nanoskyrl.eval.rows import Hub, Row
 from nanoskyrl.eval.words import same_words
-from nanoskyrl.stages.trajectory import Trajectory
+from nanoskyrl.stages.core.trajectory import Trajectory
 
 FORMAT = "Answer in this format:\nExplanation: {{why}}\n{answer}: {{your answer}}\nConfidence: {{0% to 100%}}"
 PROMPT = """Compare a [response] to a [question] with the [correct_answer]; decide whether they give the same answer.

@@ -10,7 +10,7 @@ from nanoskyrl.envs.sandbox import Limits, full_python
 from nanoskyrl.eval.base import Benchmark, graded, user, wrong
 from nanoskyrl.eval.code import fenced
 from nanoskyrl.eval.rows import Hub, Row, needed_text
-from nanoskyrl.stages.trajectory import Trajectory
+from nanoskyrl.stages.core.trajectory import Trajectory
 
 LIMITS = Limits(seconds=10.0, memory_mb=1024)
 CHECK = "check"

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 from nanoskyrl.envs.base import VerifierTimeout
 from nanoskyrl.envs.judge import Judge, JudgeConfig, JudgeFailed
 from nanoskyrl.eval.base import ToolsConfig
-from nanoskyrl.stages.errors import InputError, SettingsError
-from nanoskyrl.stages.storage import as_path
+from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.storage import as_path
 
 TIMEOUT_SECONDS = 600.0
 WORKERS = 16

@@ -22,8 +22,8 @@ from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user, wr
 from nanoskyrl.eval.code import last_block, run_program, run_solution, same_output
 from nanoskyrl.eval.mmlu import by_group
 from nanoskyrl.eval.rows import Hub, Row, needed_text, place_of
-from nanoskyrl.stages.errors import InputError, SettingsError, check_words
-from nanoskyrl.stages.trajectory import Trajectory
+from nanoskyrl.stages.core.errors import InputError, SettingsError, check_words
+from nanoskyrl.stages.core.trajectory import Trajectory
 
 VERSIONS = tuple(f"release_v{i}" for i in range(1, 7)) + tuple(f"v{i}" for i in range(1, 7)) + ("v4_v5",)
 STDIN, FUNCTIONAL = "stdin", "functional"

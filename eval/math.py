@@ -14,7 +14,7 @@ from nanoskyrl.envs.graders import grade, judged
 from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user
 from nanoskyrl.eval.mmlu import by_group
 from nanoskyrl.eval.rows import Hub, Row
-from nanoskyrl.stages.trajectory import Trajectory
+from nanoskyrl.stages.core.trajectory import Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)

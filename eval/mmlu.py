@@ -11,7 +11,7 @@ from nanoskyrl.envs.program_tests import shortened
 from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user
 from nanoskyrl.eval.choices import LETTERS, answer_letter, question_text, shown
 from nanoskyrl.eval.rows import Hub, Row
-from nanoskyrl.stages.trajectory import Trajectory
+from nanoskyrl.stages.core.trajectory import Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)

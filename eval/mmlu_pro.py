@@ -15,7 +15,7 @@ from nanoskyrl.eval.base import BenchConfig, Scored, user
 from nanoskyrl.eval.choices import LETTERS, official_chain
 from nanoskyrl.eval.mmlu import MultipleChoice, by_group, options_in
 from nanoskyrl.eval.rows import Hub, Row, bench_rows, place_of
-from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.core.errors import InputError, SettingsError
 
 NOT_AN_OPTION = "N/A"
 SHOTS_HUB = Hub(name="TIGER-Lab/MMLU-Pro", split="validation")

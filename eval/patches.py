@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from nanoskyrl.envs.datasets import json_rows
-from nanoskyrl.stages.errors import InputError
+from nanoskyrl.stages.core.errors import InputError
 
 _FENCED = re.compile(r"^```(?:diff|patch)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _BEGIN = re.compile(r"^(?:diff --git |--- (?:a/|/dev/null))", re.MULTILINE)

@@ -4,8 +4,8 @@ import json
 import tomllib
 from typing import Any
 
-from nanoskyrl.stages.errors import InputError, did_you_mean
-from nanoskyrl.stages.storage import as_path
+from nanoskyrl.stages.core.errors import InputError, did_you_mean
+from nanoskyrl.stages.core.storage import as_path
 
 
 def read_prices(table: str | None, model: str | None) -> dict[str, float] | None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from nanoskyrl.envs.datasets import read_rows
 from nanoskyrl.envs.program_tests import shortened
-from nanoskyrl.stages.errors import InputError
-from nanoskyrl.stages.storage import as_path
+from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.storage import as_path
 
 Row = dict[str, Any]
 

@@ -19,9 +19,9 @@ from nanoskyrl.eval.base import BenchConfig, Benchmark, OneReply, Scored
 from nanoskyrl.eval.checkout import SUBMIT, CheckoutEpisode
 from nanoskyrl.eval.patches import applies, parses, patch_in, predictions, tidy
 from nanoskyrl.eval.rows import Hub, Row
-from nanoskyrl.stages.errors import SettingsError, check_words
-from nanoskyrl.stages.storage import as_path
-from nanoskyrl.stages.trajectory import Trajectory, to_json
+from nanoskyrl.stages.core.errors import SettingsError, check_words
+from nanoskyrl.stages.core.storage import as_path
+from nanoskyrl.stages.core.trajectory import Trajectory, to_json
 
 HARNESS = ("auto", "docker", "never")
 PREDICTIONS = "predictions.jsonl"

@@ -20,7 +20,7 @@ from typing import Any
 
 from nanoskyrl.eval.patches import predictions, tidy
 from nanoskyrl.eval.rows import Row
-from nanoskyrl.stages.errors import EngineError, SettingsError
+from nanoskyrl.stages.core.errors import EngineError, SettingsError
 
 LOG, PATCH = "test_output.txt", "patch.diff"
 """What the harness leaves of an instance, in a directory of the instance's id."""

@@ -35,7 +35,7 @@ def compare(
     Example: skyrl compare --algos grpo,sapo,gspo
     """
     from nanoskyrl.stages.compare import compare as compared
-    from nanoskyrl.stages.config import stage_config
+    from nanoskyrl.stages.core.config import stage_config
     from nanoskyrl.stages.preview import show_comparison
 
     session = open_session(run, config, assignments)

@@ -86,7 +86,7 @@ def evaluate(
     if compare is not None:
         return _compare(compare, as_json)
     if endpoint is not None and engine not in (None, "openai"):
-        from nanoskyrl.stages.errors import SettingsError
+        from nanoskyrl.stages.core.errors import SettingsError
 
         raise SettingsError(
             f"`--endpoint` is asked by the engine openai, and `--engine` is {engine}", hint="Leave one of them out"
@@ -108,7 +108,7 @@ def evaluate(
 
 def _run(session: Any, names: Sequence[str | None], policy: Any, out: Path | None, force: bool, as_json: bool) -> int:
     """Run benchmarks one after the other, each to its end, or the environment; return the largest exit code."""
-    from nanoskyrl.stages.errors import NanoskyrlError, ShortError
+    from nanoskyrl.stages.core.errors import NanoskyrlError, ShortError
     from nanoskyrl.stages.eval import check_ahead
     from nanoskyrl.stages.eval_report import summary_of
     from nanoskyrl_cli.options import say
@@ -158,7 +158,7 @@ def _say_fewer(session: Any, output: Path) -> None:
 
 def _names(bench: str | None, env: str | None, endpoint: str | None) -> list[str]:
     """Return the benchmarks that are asked for: an endpoint without further words gets the default ones."""
-    from nanoskyrl.stages.errors import SettingsError
+    from nanoskyrl.stages.core.errors import SettingsError
     from nanoskyrl.stages.eval import DEFAULT_BENCHES
 
     if bench is None:
@@ -173,10 +173,10 @@ def _bench_flags(
     names: list[str], data: list[str] | None, judge_endpoint: str | None, judge_model: str | None
 ) -> dict[str, dict[str, Any]]:
     """Return the settings of benchmarks that flags stand for."""
-    from nanoskyrl.stages.config import config_class
-    from nanoskyrl.stages.errors import SettingsError, did_you_mean
-    from nanoskyrl.stages.registry import lookup
-    from nanoskyrl.stages.registry import names as known_names
+    from nanoskyrl.stages.core.config import config_class
+    from nanoskyrl.stages.core.errors import SettingsError, did_you_mean
+    from nanoskyrl.stages.core.registry import lookup
+    from nanoskyrl.stages.core.registry import names as known_names
 
     found: dict[str, dict[str, Any]] = {name: {} for name in names}
     for text in data or ():

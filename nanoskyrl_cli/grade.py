@@ -26,7 +26,7 @@ def grade(
 
     Example: skyrl grade answers.jsonl
     """
-    from nanoskyrl.stages.errors import EXIT_OK, EXIT_SHORT, SettingsError
+    from nanoskyrl.stages.core.errors import EXIT_OK, EXIT_SHORT, SettingsError
     from nanoskyrl.stages.grade import grade_logs, grade_rows
 
     place = path(file)

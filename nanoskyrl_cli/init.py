@@ -24,9 +24,9 @@ def init(
     Example: skyrl init --run runs/mine
     """
     if rebuild_starter:
+        from nanoskyrl.stages.core.storage import as_path
         from nanoskyrl.stages.policy import STARTER_DIRECTORY
         from nanoskyrl.stages.starter import build_starter
-        from nanoskyrl.stages.storage import as_path
 
         place = as_path(starter_out) if starter_out else STARTER_DIRECTORY
         build_starter(place, report=say)

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from nanoskyrl.stages import rank_errors
-from nanoskyrl.stages.errors import EXIT_FAILED, EXIT_INTERRUPTED, NanoskyrlError
+from nanoskyrl.stages.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, NanoskyrlError
 from nanoskyrl_cli import (
     advantage,
     compare,

@@ -72,7 +72,7 @@ def data_stream() -> IO[str]:
 
 def emit(text: str) -> None:
     """Print a line of data, or of what a person asked to see, on stdout."""
-    from nanoskyrl.stages.runs import is_main
+    from nanoskyrl.stages.core.runs import is_main
 
     if is_main():
         print(text, file=data_stream())
@@ -80,7 +80,7 @@ def emit(text: str) -> None:
 
 def path(name: str | None) -> Path | None:
     """Return a path or URL, or None where none was given."""
-    from nanoskyrl.stages.storage import as_path
+    from nanoskyrl.stages.core.storage import as_path
 
     return None if name is None else as_path(name)
 
@@ -129,7 +129,7 @@ def open_session(
 
 def weights(rewards: list[str]) -> dict[str, float]:
     """Return the weight of each reward in `env`, `module:function=0.5`, ..."""
-    from nanoskyrl.stages.errors import SettingsError
+    from nanoskyrl.stages.core.errors import SettingsError
 
     found = {}
     for reward in rewards:
@@ -153,10 +153,10 @@ def settings_of(
 ) -> tuple[Any, dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """Return the run, its merged settings, and those of them that were given now."""
     from nanoskyrl.stages.catalogue import preset_settings
-    from nanoskyrl.stages.config import merge, parse_set, read_file
-    from nanoskyrl.stages.runs import Run, default_run
+    from nanoskyrl.stages.core.config import merge, parse_set, read_file
+    from nanoskyrl.stages.core.runs import Run, default_run
+    from nanoskyrl.stages.core.storage import as_path
     from nanoskyrl.stages.session import settings_for
-    from nanoskyrl.stages.storage import as_path
 
     found = Run(as_path(run or default_run()))
     flagged = {
@@ -174,7 +174,7 @@ def settings_of(
 
 def say(text: str) -> None:
     """Print a message to people: on stderr, for stdout carries data."""
-    from nanoskyrl.stages.runs import is_main
+    from nanoskyrl.stages.core.runs import is_main
 
     if is_main():
         print(text, file=sys.stderr)
@@ -182,8 +182,8 @@ def say(text: str) -> None:
 
 def finish(outcome: "Outcome", session: "Session", following: str | None, as_json: bool) -> int:
     """Say what was done and what to type next, or print the manifest; return 3 if rows fell short."""
-    from nanoskyrl.stages.errors import EXIT_OK, EXIT_SHORT
-    from nanoskyrl.stages.runs import DEFAULT_RUN
+    from nanoskyrl.stages.core.errors import EXIT_OK, EXIT_SHORT
+    from nanoskyrl.stages.core.runs import DEFAULT_RUN
     from nanoskyrl.stages.show import headline
 
     if as_json:

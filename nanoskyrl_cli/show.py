@@ -20,8 +20,8 @@ def show(
 
     Example: skyrl show runs/default/step-000000/score --row 3
     """
-    from nanoskyrl.stages.runs import default_run
+    from nanoskyrl.stages.core.runs import default_run
+    from nanoskyrl.stages.core.storage import as_path
     from nanoskyrl.stages.show import show as stage
-    from nanoskyrl.stages.storage import as_path
 
     stage(path(place) or as_path(run or default_run()), row=row, timing=timing, limit=limit, file=data_stream())

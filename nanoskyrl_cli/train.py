@@ -86,14 +86,14 @@ def train(
         launch(["-m", "nanoskyrl_cli.main", *sys.argv[1:]], num_processes)
         return 0
     if follow:
-        from nanoskyrl.stages.config import stage_config
+        from nanoskyrl.stages.core.config import stage_config
         from nanoskyrl.stages.follow import follow as stage
 
         say(f"Following {session.run.root}: each step is trained when its scores are finished.")
         done = stage(session, steps=steps, keep_states=stage_config(session.settings, "loop").keep_states, say=say)
         say(f"Stopped after {done} step{'s' * (done != 1)}.")
         return 0
-    from nanoskyrl.stages.storage import as_path
+    from nanoskyrl.stages.core.storage import as_path
 
     source = [as_path(name) for name in advantages or ()]
     if dry_run:
@@ -114,7 +114,7 @@ def _check_options(
     follow: bool, advantages: list[str] | None, run: str | None, *, steps: bool, others: dict[str, object]
 ) -> None:
     """Refuse what would be dropped without a word."""
-    from nanoskyrl.stages.errors import SettingsError
+    from nanoskyrl.stages.core.errors import SettingsError
 
     if not follow:
         if steps:
@@ -130,7 +130,7 @@ def _check_options(
 
 def _refuse_beside(what: str, others: dict[str, object]) -> None:
     """Refuse the first of the other options that was given."""
-    from nanoskyrl.stages.errors import SettingsError
+    from nanoskyrl.stages.core.errors import SettingsError
 
     if given := next((name for name, value in others.items() if value), None):
         raise SettingsError(f"`{given}` does not go with {what}", hint="Leave out one of the two")
@@ -138,10 +138,10 @@ def _refuse_beside(what: str, others: dict[str, object]) -> None:
 
 def _check_run(run: str | None) -> None:
     """Refuse to follow what is no run: nothing would ever come."""
-    from nanoskyrl.stages.errors import InputError
-    from nanoskyrl.stages.manifest import is_finished
-    from nanoskyrl.stages.runs import default_run
-    from nanoskyrl.stages.storage import as_path
+    from nanoskyrl.stages.core.errors import InputError
+    from nanoskyrl.stages.core.manifest import is_finished
+    from nanoskyrl.stages.core.runs import default_run
+    from nanoskyrl.stages.core.storage import as_path
 
     place = as_path(run or default_run())
     if not place.is_dir():

@@ -18,8 +18,8 @@ def verify(
 
     Example: skyrl verify runs/default
     """
-    from nanoskyrl.stages.runs import default_run
-    from nanoskyrl.stages.storage import as_path
+    from nanoskyrl.stages.core.runs import default_run
+    from nanoskyrl.stages.core.storage import as_path
     from nanoskyrl.stages.verify import verify as stage
 
     report = stage(path(place) or as_path(run or default_run()))

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.policy import read_info
 
 

@@ -16,16 +16,16 @@ import pyarrow as pa
 from nanoskyrl.algos.advantages import Batch, Estimates, Estimator, has_spread
 from nanoskyrl.algos.shaping import first_groups, groups_with_spread, is_overlong, overlong_punishment
 from nanoskyrl.stages.advantage_config import AdvantageConfig
-from nanoskyrl.stages.config import to_plain
+from nanoskyrl.stages.core.config import to_plain
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.manifest import Head, Manifest, Output, open_output, read_manifest
+from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, mean
+from nanoskyrl.stages.core.registry import lookup, plugin_digests, plugin_errors
+from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
+from nanoskyrl.stages.core.trajectory import check, list_column, row_arrays, schema_of
 from nanoskyrl.stages.episodes import Episode, Episodes, batch_of, estimates_by_row, gather
-from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.kl_in_reward import FACT, coefficient, facts_of, penalties
-from nanoskyrl.stages.manifest import Head, Manifest, Output, open_output, read_manifest
-from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
 from nanoskyrl.stages.policy import check_critic, critic_digest, policy_digest
-from nanoskyrl.stages.registry import lookup, plugin_digests, plugin_errors
-from nanoskyrl.stages.shards import part_name, read_part, read_parts
-from nanoskyrl.stages.trajectory import check, list_column, row_arrays, schema_of
 from nanoskyrl.stages.vocabulary import check_token_ids
 
 if TYPE_CHECKING:

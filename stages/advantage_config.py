@@ -7,7 +7,7 @@ from typing import Any
 from nanoskyrl.algos.advantages import EstimatorConfig
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.kl import KL_ESTIMATORS
-from nanoskyrl.stages.errors import SettingsError, check_words
+from nanoskyrl.stages.core.errors import SettingsError, check_words
 from nanoskyrl.stages.train_config import TrainConfig
 
 KL_CTRL = ("fixed", "adaptive")

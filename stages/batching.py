@@ -12,8 +12,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from nanoskyrl.stages.core.trajectory import row_arrays
 from nanoskyrl.stages.parallel import World, share_out
-from nanoskyrl.stages.trajectory import row_arrays
 
 PER_TOKEN = ("logprobs", "old_logprobs", "ref_logprobs", "advantages", "returns", "values")
 """Columns with one number a response token that training reads."""

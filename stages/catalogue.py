@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from nanoskyrl.stages.config import Settings, read_file
-from nanoskyrl.stages.errors import SettingsError, did_you_mean
-from nanoskyrl.stages.registry import BUILTIN, names
+from nanoskyrl.stages.core.config import Settings, read_file
+from nanoskyrl.stages.core.errors import SettingsError, did_you_mean
+from nanoskyrl.stages.core.registry import BUILTIN, names
 
 PRESETS = Path(__file__).parent / "presets"
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError
 
 
 def keep_less(base: Any, share: float, *, compiled: bool = False) -> None:

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nanoskyrl.envs.base import Environment
+from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.engines import AsyncEngine, AsyncTokenEngine, ChatEngine, Sampling
-from nanoskyrl.stages.metrics import Stopwatch
 from nanoskyrl.stages.turns import Attempt
 
 THREADS = 32

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.storage import make_directory
 from nanoskyrl.stages.kv_cache import without_wrapper
 from nanoskyrl.stages.packing import hidden_states, is_packing, pack_of, prepare_packing
 from nanoskyrl.stages.policy import CRITIC, check_critic
-from nanoskyrl.stages.storage import make_directory
 
 HEAD, DESCRIPTION = "value_head.safetensors", "critic.json"
 

@@ -3,9 +3,9 @@
 import re
 from typing import Any
 
-from nanoskyrl.stages.manifest import SUMMARY, is_finished
-from nanoskyrl.stages.metrics import latest, number_in, read_metrics
-from nanoskyrl.stages.runs import EVALUATIONS, Run
+from nanoskyrl.stages.core.manifest import SUMMARY, is_finished
+from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics
+from nanoskyrl.stages.core.runs import EVALUATIONS, Run
 
 WIDTH, HEIGHT = 72, 16
 BAR = 20

@@ -2,7 +2,7 @@
 
 import torch
 
-from nanoskyrl.stages.errors import EngineError
+from nanoskyrl.stages.core.errors import EngineError
 
 
 def pick_device(name: str) -> str:

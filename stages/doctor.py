@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nanoskyrl.stages.errors import NanoskyrlError
-from nanoskyrl.stages.gpus import driver_lines
-from nanoskyrl.stages.manifest import package_version
+from nanoskyrl.stages.core.errors import NanoskyrlError
+from nanoskyrl.stages.core.gpus import driver_lines
+from nanoskyrl.stages.core.manifest import package_version
 from nanoskyrl.stages.vllm_process import find_installation
 
 NEEDED = ("torch", "transformers", "accelerate", "peft", "datasets", "pyarrow", "tokenizers")

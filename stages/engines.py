@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from nanoskyrl.envs.base import Environment, Message, Task
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.rendering import Renderer
 
 T = TypeVar("T")
@@ -227,6 +227,6 @@ Engine = TokenEngine | ChatEngine | TextEngine
 
 def make_engine(name: str, config: Any) -> Engine:
     """Return an engine by name, with nothing loaded yet."""
-    from nanoskyrl.stages.registry import lookup
+    from nanoskyrl.stages.core.registry import lookup
 
     return lookup("engine", name)(config)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from nanoskyrl.algos.advantages import Batch, Estimates
 from nanoskyrl.algos.shaping import metric_of
-from nanoskyrl.stages.trajectory import row_arrays
+from nanoskyrl.stages.core.trajectory import row_arrays
 
 COLUMNS = (
     "trajectory_id", "step_index", "group_id", "reward", "success", "status", "stop_reason", "trainable",

@@ -19,10 +19,9 @@ from nanoskyrl.envs.base import Environment
 from nanoskyrl.eval.base import Benchmark
 from nanoskyrl.eval.metrics import counts_of, summarize
 from nanoskyrl.eval.prices import read_prices
-from nanoskyrl.stages.config import plugin_config, to_plain
-from nanoskyrl.stages.engines import UNREACHABLE, AsyncEngine, Engine, TokenEngine, make_engine
-from nanoskyrl.stages.errors import NanoskyrlError, SettingsError, ShortError
-from nanoskyrl.stages.manifest import (
+from nanoskyrl.stages.core.config import plugin_config, to_plain
+from nanoskyrl.stages.core.errors import NanoskyrlError, SettingsError, ShortError
+from nanoskyrl.stages.core.manifest import (
     STAYS_LOCAL,
     SUMMARY,
     Head,
@@ -32,15 +31,16 @@ from nanoskyrl.stages.manifest import (
     part_files,
     refuse_to_leave,
 )
-from nanoskyrl.stages.metrics import MetricsLog, Stopwatch
+from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
+from nanoskyrl.stages.core.registry import lookup, plugin_errors
+from nanoskyrl.stages.core.shards import read_part
+from nanoskyrl.stages.core.storage import is_local, make_directory, write_whole
+from nanoskyrl.stages.core.trajectory import Trajectory, from_table, to_table, withheld
+from nanoskyrl.stages.engines import UNREACHABLE, AsyncEngine, Engine, TokenEngine, make_engine
 from nanoskyrl.stages.openai_engine import OpenaiEngine
 from nanoskyrl.stages.policy import model_name
-from nanoskyrl.stages.registry import lookup, plugin_errors
 from nanoskyrl.stages.rollout import ROWS_PER_PART, Plan, RolloutConfig, failed, files_of, prepare, run_parts, tasks_in
 from nanoskyrl.stages.score import score_table, unjudged
-from nanoskyrl.stages.shards import read_part
-from nanoskyrl.stages.storage import is_local, make_directory, write_whole
-from nanoskyrl.stages.trajectory import Trajectory, from_table, to_table, withheld
 
 FILES = "files"
 """Folder for what a benchmark leaves beside its shards, such as predictions."""

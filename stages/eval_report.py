@@ -13,9 +13,9 @@ from rich.table import Table
 
 from nanoskyrl.eval.compare import paired
 from nanoskyrl.eval.metrics import successes_by_task, summarize
-from nanoskyrl.stages.errors import InputError
-from nanoskyrl.stages.manifest import SUMMARY, Manifest, read_manifest
-from nanoskyrl.stages.shards import read_parts
+from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.manifest import SUMMARY, Manifest, read_manifest
+from nanoskyrl.stages.core.shards import read_parts
 
 COLUMNS = 4
 """Evaluations side by side in one block of the table: as many as a terminal takes with their names whole."""

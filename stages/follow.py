@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 
 from nanoskyrl.stages.advantage import needs_models
-from nanoskyrl.stages.errors import OutputError
-from nanoskyrl.stages.manifest import is_finished, locked
-from nanoskyrl.stages.runs import Run
+from nanoskyrl.stages.core.errors import OutputError
+from nanoskyrl.stages.core.manifest import is_finished, locked
+from nanoskyrl.stages.core.runs import Run
+from nanoskyrl.stages.core.stopping import told_to_stop
 from nanoskyrl.stages.session import Session
-from nanoskyrl.stages.stopping import told_to_stop
 from nanoskyrl.stages.vllm_servers import alive
 
 STOP_FILE = "train.stop"

@@ -15,7 +15,7 @@ from nanoskyrl.eval.passk import mean_interval
 from nanoskyrl.eval.patches import read_predictions
 from nanoskyrl.eval.rows import bench_rows
 from nanoskyrl.eval.swe_harness import find_log, report
-from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.core.errors import InputError, SettingsError
 
 NEEDED = ("kind", "gold", "pred")
 

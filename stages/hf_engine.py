@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.device import pick_device, pick_dtype
 from nanoskyrl.stages.engines import Generation, HfConfig, Request, Sampling, TokenEngine
-from nanoskyrl.stages.errors import InputError
 from nanoskyrl.stages.kv_cache import empty_cache, forward, select_rows
 from nanoskyrl.stages.logprobs import sequence_logprobs
 from nanoskyrl.stages.policy import (

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from nanoskyrl.stages.adapters import keep_gradients, rank_of, with_adapters
 from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all, idle_batch, response_part
 from nanoskyrl.stages.checkpointing import keep_less
+from nanoskyrl.stages.core.digests import digest_json
+from nanoskyrl.stages.core.errors import EngineError, InputError, SettingsError
+from nanoskyrl.stages.core.storage import make_directory, sync_tree, write_errors
 from nanoskyrl.stages.critic import Critic, load_critic, new_critic
 from nanoskyrl.stages.device import pick_device, pick_dtype
-from nanoskyrl.stages.digests import digest_json
-from nanoskyrl.stages.errors import EngineError, InputError, SettingsError
 from nanoskyrl.stages.kv_cache import without_wrapper
 from nanoskyrl.stages.logprobs import Head, TokenStatistics, sequence_logprobs
 from nanoskyrl.stages.optim import Masters, check_bitsandbytes, make_optimizer, use_settings
@@ -39,7 +40,6 @@ from nanoskyrl.stages.policy import (
     read_info,
     write_info,
 )
-from nanoskyrl.stages.storage import make_directory, sync_tree, write_errors
 from nanoskyrl.stages.throughput import device_peak, training_flops
 from nanoskyrl.stages.train_config import (
     DEFAULT_LORA_ALPHA,

@@ -13,18 +13,18 @@ from typing import Any
 
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.eval.prices import read_prices
-from nanoskyrl.stages.config import Settings, merge, plugin_config, stage_config, to_plain
-from nanoskyrl.stages.errors import ConflictError, InputError, SettingsError
-from nanoskyrl.stages.manifest import discard, first_difference, locked
-from nanoskyrl.stages.metrics import MetricsLog, latest, read_metrics
+from nanoskyrl.stages.core.config import Settings, merge, plugin_config, stage_config, to_plain
+from nanoskyrl.stages.core.errors import ConflictError, InputError, SettingsError
+from nanoskyrl.stages.core.manifest import discard, first_difference, locked
+from nanoskyrl.stages.core.metrics import MetricsLog, latest, read_metrics
+from nanoskyrl.stages.core.registry import lookup
+from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.core.stopping import terminated_as_interrupted
+from nanoskyrl.stages.core.storage import write_whole
 from nanoskyrl.stages.overlap import overlapped
 from nanoskyrl.stages.placement import Placement, placement_of
 from nanoskyrl.stages.policy import model_name
-from nanoskyrl.stages.registry import lookup
-from nanoskyrl.stages.runs import STAGES, Run
 from nanoskyrl.stages.session import Session
-from nanoskyrl.stages.stopping import terminated_as_interrupted
-from nanoskyrl.stages.storage import write_whole
 from nanoskyrl.stages.trackers import Trackers, check_trackers
 from nanoskyrl.stages.train_config import check_horizon
 from nanoskyrl.stages.trainer_process import TrainerProcess

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.stages.batching import Sequences
-from nanoskyrl.stages.registry import plugin_errors
+from nanoskyrl.stages.core.registry import plugin_errors
 
 
 def marked_tokens(

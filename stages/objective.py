@@ -18,11 +18,11 @@ from nanoskyrl.algos.kl import K3_LIMIT, kl
 from nanoskyrl.algos.off_policy import OffPolicyConfig, correction, mean_weight, negative_rows_gone
 from nanoskyrl.algos.value_loss import value_loss
 from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all, response_part, with_marks, with_weights
-from nanoskyrl.stages.digests import derive_seed
-from nanoskyrl.stages.errors import InputError
+from nanoskyrl.stages.core.digests import derive_seed
+from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.registry import plugin_errors
 from nanoskyrl.stages.learner import Learner
 from nanoskyrl.stages.marks import marked_tokens
-from nanoskyrl.stages.registry import plugin_errors
 from nanoskyrl.stages.train_config import CriticConfig, TrainConfig
 
 

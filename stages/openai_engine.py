@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, TypeVar
 
 from nanoskyrl.stages.chat_wire import TOOL_MODES, text_of, to_wire
-from nanoskyrl.stages.digests import digest_json
+from nanoskyrl.stages.core.digests import digest_json
+from nanoskyrl.stages.core.errors import EngineError, SettingsError, check_words
 from nanoskyrl.stages.engines import UNREACHABLE, ChatEngine, ChatRequest, Reply, Sampling
-from nanoskyrl.stages.errors import EngineError, SettingsError, check_words
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ the loop, so are the bytes.
 import time
 from collections.abc import Callable
 
-from nanoskyrl.stages.metrics import MetricsLog
+from nanoskyrl.stages.core.metrics import MetricsLog
 from nanoskyrl.stages.session import Session
 from nanoskyrl.stages.trainer_process import TrainerProcess
 

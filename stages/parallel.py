@@ -19,7 +19,7 @@ import psutil
 import torch
 
 from nanoskyrl.stages import rank_errors
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.train_config import ZERO_BUCKET, OptimizerConfig, strategy_or_default
 
 T = TypeVar("T")

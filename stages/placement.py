@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.gpus import gpus_of
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.gpus import gpus_of
 
 
 @dataclass(frozen=True, slots=True)

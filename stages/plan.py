@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nanoskyrl.stages.config import Settings, plugin_config, stage_config
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.core.config import Settings, plugin_config, stage_config
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.registry import lookup
+from nanoskyrl.stages.core.runs import Run, RunConfig
 from nanoskyrl.stages.footprint import (
     BFLOAT16,
     FLOAT32,
@@ -19,8 +21,6 @@ from nanoskyrl.stages.footprint import (
 )
 from nanoskyrl.stages.placement import Placement
 from nanoskyrl.stages.policy import count_parameters, find_base, is_adapter, resolve_policy
-from nanoskyrl.stages.registry import lookup
-from nanoskyrl.stages.runs import Run, RunConfig
 from nanoskyrl.stages.session import check_first_policy
 from nanoskyrl.stages.train_config import backbone_or_default, rank_or_default, strategy_or_default
 from nanoskyrl.stages.vllm_config import VllmConfig

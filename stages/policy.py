@@ -18,9 +18,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from nanoskyrl.stages.digests import digest_file, digest_json
-from nanoskyrl.stages.errors import InputError, NanoskyrlError, OutputError, did_you_mean
-from nanoskyrl.stages.storage import as_path, link_or_copy, make_directory, sync_directory, write_whole
+from nanoskyrl.stages.core.digests import digest_file, digest_json
+from nanoskyrl.stages.core.errors import InputError, NanoskyrlError, OutputError, did_you_mean
+from nanoskyrl.stages.core.storage import as_path, link_or_copy, make_directory, sync_directory, write_whole
 
 if TYPE_CHECKING:
     import torch

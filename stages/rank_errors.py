@@ -10,8 +10,8 @@ import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nanoskyrl.stages.errors import EngineError, NanoskyrlError
-from nanoskyrl.stages.storage import write_whole
+from nanoskyrl.stages.core.errors import EngineError, NanoskyrlError
+from nanoskyrl.stages.core.storage import write_whole
 
 PLACE = "NANOSKYRL_ERRORS"
 """In the environment of each process: the directory where errors are left."""

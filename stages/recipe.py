@@ -20,17 +20,17 @@ import pyarrow.compute as pc
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.off_policy import OffPolicyConfig
 from nanoskyrl.stages.batching import PER_TOKEN, read_sequences
-from nanoskyrl.stages.config import plugin_config, stage_config, to_plain
-from nanoskyrl.stages.digests import derive_seed
-from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain
+from nanoskyrl.stages.core.digests import derive_seed
+from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.manifest import Manifest
+from nanoskyrl.stages.core.registry import lookup, plugin_digests
+from nanoskyrl.stages.core.shards import read_parts
+from nanoskyrl.stages.core.trajectory import check
 from nanoskyrl.stages.learner import Learner, one_temperature
-from nanoskyrl.stages.manifest import Manifest
 from nanoskyrl.stages.objective import Objective
 from nanoskyrl.stages.policy import critic_digest, policy_digest
-from nanoskyrl.stages.registry import lookup, plugin_digests
-from nanoskyrl.stages.shards import read_parts
 from nanoskyrl.stages.train_config import CriticConfig, OptimizerConfig, TrainConfig, check_horizon
-from nanoskyrl.stages.trajectory import check
 from nanoskyrl.stages.vocabulary import check_token_ids
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from nanoskyrl.stages.errors import InputError
+from nanoskyrl.stages.core.errors import InputError
 
 Message = dict[str, Any]
 

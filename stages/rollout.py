@@ -26,18 +26,18 @@ from nanoskyrl.envs.graders import UNANSWERED
 from nanoskyrl.envs.memory import KINDS as MEMORIES
 from nanoskyrl.envs.memory import Memory
 from nanoskyrl.stages.concurrent_turns import play_concurrently, threads_for
-from nanoskyrl.stages.config import plugin_config, stage_config, to_plain
-from nanoskyrl.stages.digests import canonical_json, derive_seed, digest_file, digest_text
+from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain
+from nanoskyrl.stages.core.digests import canonical_json, derive_seed, digest_file, digest_text
+from nanoskyrl.stages.core.errors import InputError, SettingsError, check_words
+from nanoskyrl.stages.core.manifest import Head, Manifest, open_output
+from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, mean
+from nanoskyrl.stages.core.registry import lookup, plugin_digests, plugin_errors
+from nanoskyrl.stages.core.runs import version_of
+from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
+from nanoskyrl.stages.core.storage import as_path
+from nanoskyrl.stages.core.trajectory import LOGPROBS_MODES, SPLITS, Trajectory, calls_to_json, from_table, to_table
 from nanoskyrl.stages.engines import AsyncEngine, Engine, Sampling, TokenEngine, make_engine
-from nanoskyrl.stages.errors import InputError, SettingsError, check_words
-from nanoskyrl.stages.manifest import Head, Manifest, open_output
-from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value, mean
 from nanoskyrl.stages.policy import policy_digest
-from nanoskyrl.stages.registry import lookup, plugin_digests, plugin_errors
-from nanoskyrl.stages.runs import version_of
-from nanoskyrl.stages.shards import part_name, read_part, read_parts
-from nanoskyrl.stages.storage import as_path
-from nanoskyrl.stages.trajectory import LOGPROBS_MODES, SPLITS, Trajectory, calls_to_json, from_table, to_table
 from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoskyrl.envs.base import Environment, Task
+from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl.stages.engines import TextEngine
-from nanoskyrl.stages.errors import InputError
-from nanoskyrl.stages.storage import as_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

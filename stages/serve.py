@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from nanoskyrl.stages.errors import EngineError, OutputError
-from nanoskyrl.stages.runs import Run
-from nanoskyrl.stages.stopping import told_to_stop
-from nanoskyrl.stages.storage import make_directory
+from nanoskyrl.stages.core.errors import EngineError, OutputError
+from nanoskyrl.stages.core.runs import Run
+from nanoskyrl.stages.core.stopping import told_to_stop
+from nanoskyrl.stages.core.storage import make_directory
 from nanoskyrl.stages.vllm_config import VllmConfig
 from nanoskyrl.stages.vllm_process import ServerProcess, answers
 from nanoskyrl.stages.vllm_servers import SERVERS, Fleet, Servers, read_servers, write_servers

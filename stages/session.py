@@ -13,15 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nanoskyrl.stages.config import Settings, merge, plugin_config, stage_config, to_plain
+from nanoskyrl.stages.core.config import Settings, merge, plugin_config, stage_config, to_plain
+from nanoskyrl.stages.core.errors import InputError, OutputError, SettingsError
+from nanoskyrl.stages.core.manifest import Manifest, is_begun, is_finished, read_manifest
+from nanoskyrl.stages.core.metrics import METRICS, MetricsLog
+from nanoskyrl.stages.core.registry import BUILTIN, lookup
+from nanoskyrl.stages.core.runs import EVALUATIONS, INPUT_OF, Run, RunConfig, is_main, step_of, version_of
+from nanoskyrl.stages.core.storage import is_local, make_directory, remove_tree, write_whole
 from nanoskyrl.stages.engines import AsyncEngine, Engine, TokenEngine, make_engine
-from nanoskyrl.stages.errors import InputError, OutputError, SettingsError
-from nanoskyrl.stages.manifest import Manifest, is_begun, is_finished, read_manifest
-from nanoskyrl.stages.metrics import METRICS, MetricsLog
 from nanoskyrl.stages.policy import cached_digest, check_policy, policy_digest, publish, read_info, resolve_policy
-from nanoskyrl.stages.registry import BUILTIN, lookup
-from nanoskyrl.stages.runs import EVALUATIONS, INPUT_OF, Run, RunConfig, is_main, step_of, version_of
-from nanoskyrl.stages.storage import is_local, make_directory, remove_tree, write_whole
 
 WITHOUT_POLICY = ("scripted", "openai")
 """Built-in engines that hold no policy of ours."""
@@ -637,7 +637,7 @@ def check_first_policy(run: Run, name: str) -> bool:
 
 def settings_for(run: Run, *sources: Settings) -> Settings:
     """Return the settings of a command in a run: those that made the run, then those given now."""
-    from nanoskyrl.stages.config import read_file
+    from nanoskyrl.stages.core.config import read_file
 
     kept = read_file(run.settings_file) if run.settings_file.is_file() else {}
     return merge(kept, *sources)

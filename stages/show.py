@@ -14,15 +14,15 @@ from rich.text import Text
 from nanoskyrl.envs.graders import NO_ANSWER
 from nanoskyrl.stages import rollout as rollout_stage
 from nanoskyrl.stages import score as score_stage
+from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.manifest import SUMMARY, Manifest, is_finished, read_manifest
+from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics
+from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.core.shards import read_part, read_parts
+from nanoskyrl.stages.core.trajectory import Trajectory, check, from_table
 from nanoskyrl.stages.curve import curve
-from nanoskyrl.stages.errors import InputError, SettingsError
-from nanoskyrl.stages.manifest import SUMMARY, Manifest, is_finished, read_manifest
-from nanoskyrl.stages.metrics import latest, number_in, read_metrics
 from nanoskyrl.stages.policy import count_parameters, is_adapter, policy_digest, policy_files, read_info
 from nanoskyrl.stages.preview import advantage_of
-from nanoskyrl.stages.runs import STAGES, Run
-from nanoskyrl.stages.shards import read_part, read_parts
-from nanoskyrl.stages.trajectory import Trajectory, check, from_table
 
 TASK_WIDTH = 24
 LEAST_WIDTH = 80

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from nanoskyrl.stages.errors import InputError, SettingsError
-from nanoskyrl.stages.manifest import Manifest, read_manifest
-from nanoskyrl.stages.metrics import Value
+from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.manifest import Manifest, read_manifest
+from nanoskyrl.stages.core.metrics import Value
+from nanoskyrl.stages.core.runs import step_of, version_of
 from nanoskyrl.stages.recipe import Recipe, check_start, read_kept
-from nanoskyrl.stages.runs import step_of, version_of
 
 
 @dataclass(frozen=True, slots=True)

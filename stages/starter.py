@@ -319,8 +319,8 @@ def _save(output: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerF
     import tokenizers
     import transformers
 
-    from nanoskyrl.stages.digests import digest_file
-    from nanoskyrl.stages.storage import make_directory
+    from nanoskyrl.stages.core.digests import digest_file
+    from nanoskyrl.stages.core.storage import make_directory
 
     make_directory(output.parent)
     with tempfile.TemporaryDirectory(dir=output.parent) as scratch:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nanoskyrl.stages.config import plugin_config, to_plain
+from nanoskyrl.stages.core.config import plugin_config, to_plain
+from nanoskyrl.stages.core.errors import InputError, ProofError, SettingsError
+from nanoskyrl.stages.core.manifest import Head, Manifest, open_output, read_manifest
+from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
+from nanoskyrl.stages.core.runs import version_of
 from nanoskyrl.stages.engines import AsyncTokenEngine, Engine, TokenEngine, make_engine
-from nanoskyrl.stages.errors import InputError, ProofError, SettingsError
-from nanoskyrl.stages.manifest import Head, Manifest, open_output, read_manifest
-from nanoskyrl.stages.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.policy import policy_digest, publish, read_info, weights_digest
-from nanoskyrl.stages.runs import version_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from nanoskyrl.stages.config import Settings, build, config_class, field_docs, tables
-from nanoskyrl.stages.errors import ConflictError
-from nanoskyrl.stages.registry import BENCHES
-from nanoskyrl.stages.runs import Run
-from nanoskyrl.stages.storage import make_directory, write_whole
+from nanoskyrl.stages.core.config import Settings, build, config_class, field_docs, tables
+from nanoskyrl.stages.core.errors import ConflictError
+from nanoskyrl.stages.core.registry import BENCHES
+from nanoskyrl.stages.core.runs import Run
+from nanoskyrl.stages.core.storage import make_directory, write_whole
 
 HIDDEN = {"rollout": ("step", "seed", "tasks", "split")}
 """Settings that the run sets, step by step."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.storage import make_directory
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.storage import make_directory
 
 NAMES = ("tensorboard", "wandb")
 

@@ -16,13 +16,13 @@ import pyarrow as pa
 import torch
 
 from nanoskyrl.stages.batching import read_sequences
-from nanoskyrl.stages.config import to_plain
+from nanoskyrl.stages.core.config import to_plain
+from nanoskyrl.stages.core.digests import derive_seed
+from nanoskyrl.stages.core.errors import ConflictError, EngineError, InputError
+from nanoskyrl.stages.core.manifest import Head, Manifest, is_finished, open_output, read_manifest
+from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value
 from nanoskyrl.stages.device import pick_device
-from nanoskyrl.stages.digests import derive_seed
-from nanoskyrl.stages.errors import ConflictError, EngineError, InputError
 from nanoskyrl.stages.learner import Learner, one_temperature
-from nanoskyrl.stages.manifest import Head, Manifest, is_finished, open_output, read_manifest
-from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, Value
 from nanoskyrl.stages.parallel import join
 from nanoskyrl.stages.policy import critic_digest, policy_digest
 from nanoskyrl.stages.recipe import Recipe, recipe_of

@@ -7,12 +7,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from nanoskyrl.stages.errors import EngineError
+from nanoskyrl.stages.core.errors import EngineError
+from nanoskyrl.stages.core.gpus import visible
+from nanoskyrl.stages.core.manifest import is_finished
+from nanoskyrl.stages.core.storage import make_directory
 from nanoskyrl.stages.follow import KEEPER, STOP_FILE
-from nanoskyrl.stages.gpus import visible
-from nanoskyrl.stages.manifest import is_finished
 from nanoskyrl.stages.session import Session, as_toml
-from nanoskyrl.stages.storage import make_directory
 
 LOG = "train.log"
 LOOK_SECONDS = 0.05

@@ -17,7 +17,9 @@ import numpy as np
 from nanoskyrl.envs.actions import restore_stop
 from nanoskyrl.envs.base import Environment, Message, Task, check_metadata, check_observation, check_step
 from nanoskyrl.envs.memory import Memory
-from nanoskyrl.stages.digests import derive_seed
+from nanoskyrl.stages.core.digests import derive_seed
+from nanoskyrl.stages.core.metrics import Stopwatch
+from nanoskyrl.stages.core.trajectory import STOP_REASONS, Trajectory, Turn
 from nanoskyrl.stages.engines import (
     ChatRequest,
     Engine,
@@ -28,8 +30,6 @@ from nanoskyrl.stages.engines import (
     TextEngine,
     TokenEngine,
 )
-from nanoskyrl.stages.metrics import Stopwatch
-from nanoskyrl.stages.trajectory import STOP_REASONS, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@ before anything goes on; the rest stays, byte for byte.
 
 from pathlib import Path
 
-from nanoskyrl.stages.config import stage_config
-from nanoskyrl.stages.errors import ConflictError, InputError
-from nanoskyrl.stages.manifest import is_finished, read_manifest
-from nanoskyrl.stages.runs import INPUT_OF, STAGES, Run
+from nanoskyrl.stages.core.config import stage_config
+from nanoskyrl.stages.core.errors import ConflictError, InputError
+from nanoskyrl.stages.core.manifest import is_finished, read_manifest
+from nanoskyrl.stages.core.runs import INPUT_OF, STAGES, Run
 from nanoskyrl.stages.session import Session, check_first_policy
 
 LEARNS = ("advantage", "train")

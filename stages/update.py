@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from nanoskyrl.stages.batching import MicroBatch, Sequences
+from nanoskyrl.stages.core.metrics import Stopwatch, Value, mean, peak_memory_bytes
 from nanoskyrl.stages.learner import Learner, StepResult
-from nanoskyrl.stages.metrics import Stopwatch, Value, mean, peak_memory_bytes
 from nanoskyrl.stages.objective import Objective, Terms
 from nanoskyrl.stages.parallel import World
 

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nanoskyrl.stages.digests import digest_file
-from nanoskyrl.stages.errors import InputError
-from nanoskyrl.stages.manifest import MANIFEST, Manifest, is_finished, read_manifest
+from nanoskyrl.stages.core.digests import digest_file
+from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.manifest import MANIFEST, Manifest, is_finished, read_manifest
+from nanoskyrl.stages.core.runs import EVALUATIONS, INPUT_OF, STAGES, Run
 from nanoskyrl.stages.policy import critic_digest, policy_digest, read_info
-from nanoskyrl.stages.runs import EVALUATIONS, INPUT_OF, STAGES, Run
 
 
 @dataclass(slots=True)

@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.gpus import gpus_of
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.gpus import gpus_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 import aiohttp
 import numpy as np
 
+from nanoskyrl.stages.core.errors import EngineError, ProofError, SettingsError
 from nanoskyrl.stages.engines import AsyncTokenEngine, Generation, Request, Sampling
-from nanoskyrl.stages.errors import EngineError, ProofError, SettingsError
 from nanoskyrl.stages.policy import (
     find_base,
     frame_digest,

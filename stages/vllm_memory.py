@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.gpus import driver_lines
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.gpus import driver_lines
 from nanoskyrl.stages.vllm_config import VllmConfig
 
 SPARED = 5 << 30

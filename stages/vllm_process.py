@@ -26,8 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nanoskyrl.stages.errors import EngineError
-from nanoskyrl.stages.gpus import visible
+from nanoskyrl.stages.core.errors import EngineError
+from nanoskyrl.stages.core.gpus import visible
 from nanoskyrl.stages.vllm_config import VllmConfig
 from nanoskyrl.stages.vllm_memory import kv_cache_bytes
 

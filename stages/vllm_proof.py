@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nanoskyrl.stages.core.errors import EngineError, ProofError
 from nanoskyrl.stages.engines import Generation
-from nanoskyrl.stages.errors import EngineError, ProofError
 from nanoskyrl.stages.vllm_client import Client, Refused
 from nanoskyrl.stages.vllm_weights import expected_adapter_sums
 

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nanoskyrl.stages.errors import InputError
+from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.trajectory import row_arrays
 from nanoskyrl.stages.policy import text_config
-from nanoskyrl.stages.trajectory import row_arrays
 
 TOKEN_IDS = ("prompt_ids", "response_ids")
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nanoskyrl.stages.trajectory import Trajectory, Turn
+from nanoskyrl.stages.core.trajectory import Trajectory, Turn
 
 
 @pytest.fixture

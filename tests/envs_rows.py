@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nanoskyrl.envs.base import Task
-from nanoskyrl.stages.trajectory import Trajectory, Turn
+from nanoskyrl.stages.core.trajectory import Trajectory, Turn
 
 
 def row_for(environment: Any, task: Task, actions: Sequence[str]) -> Trajectory:

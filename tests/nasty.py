@@ -9,7 +9,7 @@ from itertools import product
 from hypothesis import strategies as st
 
 from nanoskyrl.envs.base import check_step
-from nanoskyrl.stages.trajectory import ToolCall
+from nanoskyrl.stages.core.trajectory import ToolCall
 
 HALVES = {
     "cut JSON": ["{", '{"', '{"tool"', '{"tool":', '{"tool": "calculator"', '{"tool": "calculator", "args":', "[", "[1,", '"'],

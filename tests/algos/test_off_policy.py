@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from nanoskyrl.algos.off_policy import OffPolicyConfig, correction, mean_weight, negative_rows_gone
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError
 
 # Ratios of old to sampling policy: 3, 0.5 and a masked one; then 1.1 and 1.2.
 RATIOS = torch.tensor([[3.0, 0.5, 9.0], [1.1, 1.2, 1.0]], dtype=torch.float64)

@@ -14,8 +14,8 @@ from nanoskyrl.algos.advantages import (
     leave_one_out,
 )
 from nanoskyrl.algos.returns import discounted_returns, gae, whiten
-from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.registry import ESTIMATORS, lookup
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.registry import ESTIMATORS, lookup
 
 # Two action tokens, two of a tool's answer, two action tokens.
 REWARDS, MASK = np.array([0, 0, 0, 0, 0, 1.0]), np.array([1, 1, 0, 0, 1, 1], np.int8)

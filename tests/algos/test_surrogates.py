@@ -18,8 +18,8 @@ from nanoskyrl.algos.ppo import PPO
 from nanoskyrl.algos.ratios import LOG_RATIO_LIMIT, token_log_ratio
 from nanoskyrl.algos.rloo import RLOO, RlooConfig
 from nanoskyrl.algos.sapo import SAPO, SapoConfig
-from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.registry import ALGOS, lookup
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.registry import ALGOS, lookup
 
 ALL = [lookup("algo", name) for name in ALGOS]
 every = pytest.mark.parametrize("algorithm", ALL, ids=lambda algorithm: algorithm.name)

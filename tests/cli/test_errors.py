@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from running import SMALL, as_flags
 
-from nanoskyrl.stages.digests import digest_file
+from nanoskyrl.stages.core.digests import digest_file
+from nanoskyrl.stages.core.manifest import locked
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.follow import STOP_FILE
 from nanoskyrl.stages.loop import loop
-from nanoskyrl.stages.manifest import locked
 from nanoskyrl.stages.policy import STARTER_DIRECTORY
-from nanoskyrl.stages.runs import Run
 from nanoskyrl_cli.main import run as skyrl
 
 

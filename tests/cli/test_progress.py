@@ -8,7 +8,7 @@ import sys
 import pytest
 from running import SMALL
 
-from nanoskyrl.stages.runs import Run
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.session import Session
 
 

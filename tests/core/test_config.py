@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from nanoskyrl.stages.catalogue import preset_settings
-from nanoskyrl.stages.config import (
+from nanoskyrl.stages.core.config import (
     OF_THE_RUN,
     build,
     check_keys,
@@ -18,8 +18,8 @@ from nanoskyrl.stages.config import (
     tables,
     to_plain,
 )
-from nanoskyrl.stages.errors import InputError, SettingsError
-from nanoskyrl.stages.storage import as_path
+from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.storage import as_path
 
 STAGES = ("rollout", "score", "advantage", "train", "sync", "eval", "loop", "run")
 

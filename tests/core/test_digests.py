@@ -1,7 +1,7 @@
 import pytest
 
-from nanoskyrl.stages.digests import canonical_json, derive_seed, digest_bytes, digest_file, digest_json
-from nanoskyrl.stages.storage import as_path
+from nanoskyrl.stages.core.digests import canonical_json, derive_seed, digest_bytes, digest_file, digest_json
+from nanoskyrl.stages.core.storage import as_path
 
 
 def test_the_digest_is_blake3():

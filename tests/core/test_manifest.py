@@ -6,9 +6,9 @@ import sys
 import pyarrow as pa
 import pytest
 
-from nanoskyrl.stages.digests import digest_bytes, digest_file
-from nanoskyrl.stages.errors import ConflictError, InputError, OutputError
-from nanoskyrl.stages.manifest import (
+from nanoskyrl.stages.core.digests import digest_bytes, digest_file
+from nanoskyrl.stages.core.errors import ConflictError, InputError, OutputError
+from nanoskyrl.stages.core.manifest import (
     Head,
     Manifest,
     Part,
@@ -18,9 +18,9 @@ from nanoskyrl.stages.manifest import (
     open_output,
     read_manifest,
 )
-from nanoskyrl.stages.shards import part_name, read_part, read_parts, write_part
-from nanoskyrl.stages.storage import as_path, make_directory
-from nanoskyrl.stages.trajectory import SCHEMA_VERSION
+from nanoskyrl.stages.core.shards import part_name, read_part, read_parts, write_part
+from nanoskyrl.stages.core.storage import as_path, make_directory
+from nanoskyrl.stages.core.trajectory import SCHEMA_VERSION
 
 HEAD = Head(
     stage="rollout",
@@ -387,7 +387,7 @@ def test_a_part_after_a_gap_is_not_left_out_in_silence(tmp_path):
 HOLD = """
 import sys
 from pathlib import Path
-from nanoskyrl.stages.manifest import Head, open_output
+from nanoskyrl.stages.core.manifest import Head, open_output
 
 with open_output(Path(sys.argv[1]), Head(stage="rollout", settings={})):
     print("open", flush=True)

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, finite, latest, mean, peak_memory_bytes, read_metrics
+from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, finite, latest, mean, peak_memory_bytes, read_metrics
 
 
 def values(line):

@@ -1,8 +1,8 @@
 import pytest
 
-from nanoskyrl.stages.config import config_class
-from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.registry import BUILTIN, load_attribute, lookup, names
+from nanoskyrl.stages.core.config import config_class
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.registry import BUILTIN, load_attribute, lookup, names
 
 ALL = [(kind, name) for kind, of_kind in BUILTIN.items() for name in of_kind]
 

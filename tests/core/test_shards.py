@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nanoskyrl.stages.digests import digest_bytes, digest_file
-from nanoskyrl.stages.errors import InputError, OutputError
-from nanoskyrl.stages.manifest import Manifest, Part
-from nanoskyrl.stages.shards import part_name, read_part, read_parts, write_part
-from nanoskyrl.stages.storage import as_path, make_directory
-from nanoskyrl.stages.trajectory import SCHEMA_KEY, SCHEMA_VERSION, list_column
+from nanoskyrl.stages.core.digests import digest_bytes, digest_file
+from nanoskyrl.stages.core.errors import InputError, OutputError
+from nanoskyrl.stages.core.manifest import Manifest, Part
+from nanoskyrl.stages.core.shards import part_name, read_part, read_parts, write_part
+from nanoskyrl.stages.core.storage import as_path, make_directory
+from nanoskyrl.stages.core.trajectory import SCHEMA_KEY, SCHEMA_VERSION, list_column
 
 TURN = pa.struct([("action", pa.string()), ("reward", pa.float64()), ("first_token", pa.int32())])
 TURNS = pa.list_(pa.field("element", TURN))
@@ -266,7 +266,7 @@ def test_reading_and_writing_start_no_thread(tmp_path):
     # A pool's thread that is alive when the process exits can abort it.
     code = (
         "import psutil, sys; from pathlib import Path; import pyarrow as pa\n"
-        "from nanoskyrl.stages.shards import read_part, write_part\n"
+        "from nanoskyrl.stages.core.shards import read_part, write_part\n"
         "path, count = Path(sys.argv[1]), psutil.Process().num_threads\n"
         "before = count()\n"
         "write_part(path, pa.table({'a': list(range(1000))})); read_part(path, columns=['a'])\n"

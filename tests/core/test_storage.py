@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from nanoskyrl.stages.errors import OutputError, SettingsError
-from nanoskyrl.stages.storage import (
+from nanoskyrl.stages.core.errors import OutputError, SettingsError
+from nanoskyrl.stages.core.storage import (
     as_path,
     is_local,
     link_or_copy,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoskyrl.stages.errors import InputError
-from nanoskyrl.stages.trajectory import (
+from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.trajectory import (
     COLUMNS,
     DROP_REASONS,
     PER_RESPONSE_TOKEN,

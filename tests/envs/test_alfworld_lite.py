@@ -12,7 +12,7 @@ from nanoskyrl.envs.alfworld_lite import AlfworldLite, AlfworldLiteConfig, world
 from nanoskyrl.envs.alfworld_rooms import MAX_LEVEL, TASK_TYPES, make_world, plots, types_of
 from nanoskyrl.envs.alfworld_things import BELONGINGS, CONTAINS, OPENABLE, ROOMS
 from nanoskyrl.envs.alfworld_world import NOTHING, Goal, World, kind_of, listed, parse
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError
 
 SEEDS = 300
 

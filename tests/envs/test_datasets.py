@@ -7,7 +7,7 @@ from running import data_file
 
 from nanoskyrl.envs.answers import same_answer
 from nanoskyrl.envs.datasets import read_tasks
-from nanoskyrl.stages.errors import InputError
+from nanoskyrl.stages.core.errors import InputError
 
 QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "One plus one?"}]
 

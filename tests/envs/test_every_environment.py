@@ -11,11 +11,11 @@ from nasty import TEXTS, actions, check_answered
 
 from nanoskyrl.envs.actions import final_answer
 from nanoskyrl.envs.base import check_metadata, check_observation
-from nanoskyrl.stages.config import plugin_config
-from nanoskyrl.stages.registry import ENVS, lookup
+from nanoskyrl.stages.core.config import plugin_config
+from nanoskyrl.stages.core.registry import ENVS, lookup
+from nanoskyrl.stages.core.trajectory import from_table, to_table
 from nanoskyrl.stages.rollout import summary
 from nanoskyrl.stages.score import judge
-from nanoskyrl.stages.trajectory import from_table, to_table
 
 OUTSIDE = {"openenv": "wants a server", "fleet": "wants task files", "skyrl_gym": "wants the name of one of its own"}
 """Environments whose world is elsewhere: their own tests put the same texts to it."""

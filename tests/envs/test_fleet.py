@@ -19,11 +19,11 @@ from nanoskyrl.envs.base import check_observation
 from nanoskyrl.envs.fleet import Fleet, FleetConfig, read_task_configs
 from nanoskyrl.envs.fleet_task import CloudBackend, LocalBackend, make_fleet_task_env
 from nanoskyrl.envs.mcp_session import McpSession
-from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.shards import read_parts
+from nanoskyrl.stages.core.trajectory import from_table
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.score import ScoreConfig, score
-from nanoskyrl.stages.shards import read_parts
-from nanoskyrl.stages.trajectory import from_table
 
 SERVER = Path(__file__).parent.parent / "mcp_server.py"
 COMMAND = (sys.executable, str(SERVER))

@@ -14,7 +14,7 @@ from nanoskyrl.envs import graders
 from nanoskyrl.envs.graders import KINDS, Verdict, grade
 from nanoskyrl.envs.sandbox import FULL_PYTHON, available
 from nanoskyrl.envs.workers import WorkerDied, Workers, WorkerTimeout
-from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.core.errors import InputError, SettingsError
 
 MATH_RIGHT = [
     # Fractions and decimals.

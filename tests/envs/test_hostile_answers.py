@@ -10,8 +10,8 @@ from nanoskyrl.envs.sandbox import Limits, available, run_python
 from nanoskyrl.envs.sandbox_sandlock import _fifos_opened
 from nanoskyrl.eval.checkout import lay_out
 from nanoskyrl.eval.patches import applies, read_predictions
-from nanoskyrl.stages.errors import InputError, SettingsError
-from nanoskyrl.stages.gpus import gpus_of
+from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.gpus import gpus_of
 
 
 @pytest.mark.parametrize("text", ["$" + " " * 20000 + "x", "5" + " " * 20000 + "%x", "\\(" + "\n" * 20000 + "\\)"])

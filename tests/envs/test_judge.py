@@ -11,11 +11,11 @@ from running import same_bytes
 
 from nanoskyrl.envs.base import VerifierTimeout
 from nanoskyrl.envs.judge import Judge, JudgeConfig, JudgeFailed, first_object, prompt_for
-from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.manifest import read_manifest
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.manifest import read_manifest
+from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.score import ScoreConfig, judge, score
-from nanoskyrl.stages.shards import read_parts
 
 GOOD = '{"reasoning": "fits", "score": 1}'
 

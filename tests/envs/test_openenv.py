@@ -17,11 +17,11 @@ pytest.importorskip("openenv.core.generic_client", reason="the extra `openenv` i
 
 from nanoskyrl.envs.base import check_observation
 from nanoskyrl.envs.openenv import OpenEnv, OpenEnvConfig
-from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.shards import read_parts
+from nanoskyrl.stages.core.trajectory import Turn, from_table
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.score import ScoreConfig, score
-from nanoskyrl.stages.shards import read_parts
-from nanoskyrl.stages.trajectory import Turn, from_table
 
 SERVER = Path(__file__).parent.parent / "openenv_server.py"
 

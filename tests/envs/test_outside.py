@@ -5,7 +5,7 @@ import json
 import pytest
 
 from nanoskyrl.envs.outside import json_ready, need, sendable
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError
 
 
 def test_a_missing_package_is_one_error_that_says_what_to_install():

@@ -8,7 +8,7 @@ from itertools import pairwise, product
 import pytest
 
 from nanoskyrl.envs.problems import FAMILIES, GENERATORS, generate, generators, is_test
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError
 
 LEVELS = (1, 2, 3)
 each_generator_and_level = pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from nanoskyrl.envs import program_tests
 from nanoskyrl.envs.program_tests import PASSED, run_tests
 from nanoskyrl.envs.sandbox import FULL_PYTHON, Limits, available
-from nanoskyrl.stages.errors import SandboxError
+from nanoskyrl.stages.core.errors import SandboxError
 
 LIMITS = Limits(seconds=10.0, memory_mb=1024)
 QUICK = Limits(seconds=2.0, memory_mb=1024)

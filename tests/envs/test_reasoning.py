@@ -12,7 +12,7 @@ from running import data_file
 from nanoskyrl.envs import reasoning
 from nanoskyrl.envs.text_math import TextMath, TextMathConfig
 from nanoskyrl.envs.workers import WorkerTimeout
-from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.score import judge
 
 gym = pytest.importorskip("reasoning_gym")

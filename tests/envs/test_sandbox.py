@@ -17,7 +17,7 @@ from attacks import ATTACKS, CONTROL, EXHAUSTION, MAY_LACK, SIGNALS
 
 from nanoskyrl.envs import sandbox, sandbox_sandlock
 from nanoskyrl.envs.sandbox import Limits, PythonSession, Ran, available, run_command, run_python
-from nanoskyrl.stages.errors import SandboxError, SettingsError
+from nanoskyrl.stages.core.errors import SandboxError, SettingsError
 
 LIMITS = Limits(seconds=0.5, memory_mb=256)
 ROOMY = Limits(seconds=30.0, memory_mb=256)

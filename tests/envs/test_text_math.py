@@ -8,8 +8,8 @@ from nanoskyrl.envs.actions import final_answer
 from nanoskyrl.envs.base import Task
 from nanoskyrl.envs.problems import FAMILIES
 from nanoskyrl.envs.text_math import TextMath, TextMathConfig
-from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.trajectory import Trajectory, Turn
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.trajectory import Trajectory, Turn
 
 
 def attempt(environment, task, actions, *, status="completed"):

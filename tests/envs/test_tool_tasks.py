@@ -18,7 +18,7 @@ from nanoskyrl.envs.tool_tasks import GENERATORS, KINDS
 from nanoskyrl.envs.tool_use import ToolUse, ToolUseConfig
 from nanoskyrl.envs.tools import ToolError, carry_out, offer
 from nanoskyrl.envs.world import world
-from nanoskyrl.stages.errors import InputError, SandboxError, SettingsError
+from nanoskyrl.stages.core.errors import InputError, SandboxError, SettingsError
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoskyrl.envs.tool_use import ToolUse, ToolUseConfig
-from nanoskyrl.stages.errors import SettingsError
-from nanoskyrl.stages.trajectory import Trajectory, Turn, from_table, to_table
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.trajectory import Trajectory, Turn, from_table, to_table
 
 
 def attempt(environment, task, actions):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nanoskyrl.envs.actions import ParsedCall
 from nanoskyrl.envs.search import passages
 from nanoskyrl.envs.tools import TOOLS, carry_out, offer
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError
 
 CALCULATOR, SEARCH = offer(("calculator", "search")).values()
 

@@ -18,7 +18,7 @@ from nanoskyrl.envs.webshop_reward import (
     type_reward,
 )
 from nanoskyrl.envs.webshop_shop import Shop, Visit
-from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.core.errors import InputError, SettingsError
 
 PLAIN = Product(
     asin="B000000001", category="fashion", query="query 1", title="Name 1", product_category="a › b › c",

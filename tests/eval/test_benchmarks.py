@@ -10,14 +10,14 @@ from benches import JUDGED, OWN, SAMPLES, STARTER, UNGRADED, Says, right, rows_f
 from running import skyrl
 
 from nanoskyrl.eval.choices import answer_letter, official_chain, question_text
-from nanoskyrl.stages.config import plugin_config
-from nanoskyrl.stages.errors import ConflictError, InputError, SettingsError
+from nanoskyrl.stages.core.config import plugin_config
+from nanoskyrl.stages.core.errors import ConflictError, InputError, SettingsError
+from nanoskyrl.stages.core.manifest import check_may_leave, read_manifest
+from nanoskyrl.stages.core.registry import lookup
+from nanoskyrl.stages.core.storage import as_path
+from nanoskyrl.stages.core.trajectory import WITHHELD, check
 from nanoskyrl.stages.eval import settings_of
-from nanoskyrl.stages.manifest import check_may_leave, read_manifest
-from nanoskyrl.stages.registry import lookup
 from nanoskyrl.stages.scripted_engine import ScriptedConfig
-from nanoskyrl.stages.storage import as_path
-from nanoskyrl.stages.trajectory import WITHHELD, check
 
 ALL = (*SAMPLES, *OWN)
 GRADED = [name for name in ALL if name not in UNGRADED]

@@ -15,7 +15,7 @@ from nanoskyrl.envs.sandbox import available
 from nanoskyrl.eval.code import fenced, last_block, same_output
 from nanoskyrl.eval.humaneval import LIMITS, HumanEval, checked, completed
 from nanoskyrl.eval.livecodebench import LiveCodeBench, LiveCodeBenchConfig, plain_unpickled, unpacked_tests
-from nanoskyrl.stages.errors import InputError, SandboxError, SettingsError
+from nanoskyrl.stages.core.errors import InputError, SandboxError, SettingsError
 
 ROW = {
     "task_id": "t/0", "prompt": "def add(a, b):\n    '''Add.'''\n", "canonical_solution": "    return a + b\n",

@@ -8,15 +8,15 @@ import torch
 from benches import rows_file
 from running import SMALL
 
-from nanoskyrl.stages.config import merge
+from nanoskyrl.stages.core.config import merge
+from nanoskyrl.stages.core.errors import ConflictError, InputError
+from nanoskyrl.stages.core.manifest import read_manifest
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.curve import curve, report_line
-from nanoskyrl.stages.errors import ConflictError, InputError
 from nanoskyrl.stages.eval import settings_of
 from nanoskyrl.stages.hf_engine import HfEngine
 from nanoskyrl.stages.loop import loop
-from nanoskyrl.stages.manifest import read_manifest
 from nanoskyrl.stages.policy import policy_digest
-from nanoskyrl.stages.runs import Run
 from nanoskyrl.stages.session import Session
 from nanoskyrl.stages.verify import verify
 

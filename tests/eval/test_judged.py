@@ -14,7 +14,7 @@ from nanoskyrl.eval.calibration import calibration_error, official_calibration_e
 from nanoskyrl.eval.deepsearchqa import rated
 from nanoskyrl.eval.hle import Hle, HleConfig, answer_line, confidence
 from nanoskyrl.eval.judge import JudgedConfig, filled
-from nanoskyrl.stages.errors import ConflictError, SettingsError
+from nanoskyrl.stages.core.errors import ConflictError, SettingsError
 from nanoskyrl.stages.eval_report import compare, comparison
 
 

@@ -10,13 +10,13 @@ from running import skyrl
 from nanoskyrl.eval.compare import bootstrap_95, paired
 from nanoskyrl.eval.metrics import cost, summarize
 from nanoskyrl.eval.prices import read_prices
-from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.registry import names
+from nanoskyrl.stages.core.trajectory import ToolCall, Turn, to_table
 from nanoskyrl.stages.eval import EvalConfig, evaluate
 from nanoskyrl.stages.eval_report import LINES, compare, comparison, summary_of, table
 from nanoskyrl.stages.policy import STARTER_DIRECTORY, PolicyInfo, model_name, write_info
-from nanoskyrl.stages.registry import names
 from nanoskyrl.stages.rollout import RolloutConfig
-from nanoskyrl.stages.trajectory import ToolCall, Turn, to_table
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from running import skyrl
 from nanoskyrl.envs.sandbox import available
 from nanoskyrl.eval import swe_harness
 from nanoskyrl.eval.patches import applies, parses, patch_in, read_predictions, tidy
-from nanoskyrl.stages.errors import EngineError, InputError, SettingsError
+from nanoskyrl.stages.core.errors import EngineError, InputError, SettingsError
 from nanoskyrl.stages.grade import grade_logs
 
 NO_SANDBOX = all(available()[name] is not None for name in ("sandlock", "bwrap"))

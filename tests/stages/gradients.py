@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.learner import Learner
-from nanoskyrl.stages.manifest import read_manifest
 from nanoskyrl.stages.policy import weights_digest
 from nanoskyrl.stages.recipe import read_kept, recipe_of
 from nanoskyrl.stages.train_config import TrainConfig

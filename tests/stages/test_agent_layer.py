@@ -6,14 +6,14 @@ import pytest
 from nanoskyrl.envs.base import Observation, Step, Task
 from nanoskyrl.envs.memory import Memory
 from nanoskyrl.envs.tool_use import ToolUse, ToolUseConfig
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.metrics import Stopwatch
+from nanoskyrl.stages.core.shards import read_parts
+from nanoskyrl.stages.core.trajectory import to_table
 from nanoskyrl.stages.engines import Generation, HfConfig, Request, Sampling, TokenEngine
-from nanoskyrl.stages.errors import SettingsError
 from nanoskyrl.stages.hf_engine import HfEngine
-from nanoskyrl.stages.metrics import Stopwatch
 from nanoskyrl.stages.policy import STARTER, resolve_policy
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
-from nanoskyrl.stages.shards import read_parts
-from nanoskyrl.stages.trajectory import to_table
 from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
 
 

@@ -19,20 +19,20 @@ from nanoskyrl.stages.advantage import Models, add_advantages
 from nanoskyrl.stages.advantage_config import AdvantageConfig, Sampling, settled
 from nanoskyrl.stages.batching import read_sequences
 from nanoskyrl.stages.compare import compare
-from nanoskyrl.stages.config import merge, stage_config
-from nanoskyrl.stages.errors import ConflictError, EngineError, InputError, SettingsError
+from nanoskyrl.stages.core.config import merge, stage_config
+from nanoskyrl.stages.core.errors import ConflictError, EngineError, InputError, SettingsError
+from nanoskyrl.stages.core.manifest import read_manifest
+from nanoskyrl.stages.core.metrics import read_metrics
+from nanoskyrl.stages.core.registry import ALGOS, lookup
+from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.core.shards import read_parts
+from nanoskyrl.stages.core.trajectory import Turn, row_arrays, to_table
 from nanoskyrl.stages.learner import Learner
 from nanoskyrl.stages.loop import loop
-from nanoskyrl.stages.manifest import read_manifest
-from nanoskyrl.stages.metrics import read_metrics
 from nanoskyrl.stages.objective import Objective
 from nanoskyrl.stages.policy import critic_digest, resolve_policy, weights_digest
-from nanoskyrl.stages.registry import ALGOS, lookup
-from nanoskyrl.stages.runs import STAGES, Run
 from nanoskyrl.stages.session import Session
-from nanoskyrl.stages.shards import read_parts
 from nanoskyrl.stages.train_config import CriticConfig, OptimizerConfig, TrainConfig
-from nanoskyrl.stages.trajectory import Turn, row_arrays, to_table
 from nanoskyrl.stages.verify import verify
 
 STARTER = resolve_policy("starter")

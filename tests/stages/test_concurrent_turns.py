@@ -10,12 +10,12 @@ import pytest
 
 from nanoskyrl.envs.base import Observation, Step, Task
 from nanoskyrl.stages.concurrent_turns import play_concurrently
+from nanoskyrl.stages.core.errors import EngineError
+from nanoskyrl.stages.core.metrics import Stopwatch
+from nanoskyrl.stages.core.trajectory import to_table
 from nanoskyrl.stages.engines import AsyncTokenEngine, Generation, Sampling
-from nanoskyrl.stages.errors import EngineError
-from nanoskyrl.stages.metrics import Stopwatch
 from nanoskyrl.stages.policy import load_tokenizer, resolve_policy
 from nanoskyrl.stages.rendering import Renderer
-from nanoskyrl.stages.trajectory import to_table
 from nanoskyrl.stages.turns import Attempt, Identity, Limits
 
 LIMITS = Limits(max_turns=3, max_generate_length=64, max_input_length=4096, max_sequence_length=4096)

@@ -3,10 +3,10 @@
 import pytest
 from running import same_bytes
 
-from nanoskyrl.stages.registry import ENVS
+from nanoskyrl.stages.core.registry import ENVS
+from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.score import ScoreConfig, score
-from nanoskyrl.stages.shards import read_parts
 
 OUTSIDE = ("openenv", "fleet", "skyrl_gym")
 """Environments whose world is elsewhere."""

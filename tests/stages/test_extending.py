@@ -10,8 +10,8 @@ import pytest
 from killing import kill_at
 from running import ROOT
 
-from nanoskyrl.stages.manifest import read_manifest
-from nanoskyrl.stages.shards import read_parts
+from nanoskyrl.stages.core.manifest import read_manifest
+from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl_cli.main import run as skyrl
 
 PAGE = (ROOT / "docs" / "extending.md").read_text()

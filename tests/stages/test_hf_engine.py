@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.engines import HfConfig, Request, Sampling
-from nanoskyrl.stages.errors import InputError
 from nanoskyrl.stages.hf_engine import HfEngine, draw
 from nanoskyrl.stages.policy import load_model, resolve_policy
 

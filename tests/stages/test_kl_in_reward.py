@@ -10,16 +10,16 @@ import pytest
 from running import SMALL, same_bytes
 
 from nanoskyrl.stages.advantage_config import AdvantageConfig
-from nanoskyrl.stages.config import merge
-from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.core.config import merge
+from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.manifest import read_manifest
+from nanoskyrl.stages.core.metrics import read_metrics
+from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.core.shards import read_parts
+from nanoskyrl.stages.core.trajectory import row_arrays
 from nanoskyrl.stages.kl_in_reward import FACT
 from nanoskyrl.stages.loop import loop
-from nanoskyrl.stages.manifest import read_manifest
-from nanoskyrl.stages.metrics import read_metrics
-from nanoskyrl.stages.runs import STAGES, Run
 from nanoskyrl.stages.session import Session
-from nanoskyrl.stages.shards import read_parts
-from nanoskyrl.stages.trajectory import row_arrays
 from nanoskyrl.stages.verify import verify
 
 STEPS = 3

@@ -12,14 +12,14 @@ import pytest
 from killing import kill_at
 from running import ROOT, SMALL, as_flags, same_bytes, skyrl
 
-from nanoskyrl.stages.config import merge
-from nanoskyrl.stages.errors import ConflictError, InputError, OutputError
+from nanoskyrl.stages.core.config import merge
+from nanoskyrl.stages.core.errors import ConflictError, InputError, OutputError
+from nanoskyrl.stages.core.manifest import is_finished, locked, read_manifest
+from nanoskyrl.stages.core.metrics import latest, read_metrics
+from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.loop import loop
-from nanoskyrl.stages.manifest import is_finished, locked, read_manifest
-from nanoskyrl.stages.metrics import latest, read_metrics
-from nanoskyrl.stages.runs import STAGES, Run
 from nanoskyrl.stages.session import Session
-from nanoskyrl.stages.shards import read_parts
 from nanoskyrl.stages.verify import verify
 
 

@@ -11,8 +11,8 @@ from benches import run_bench, table_of
 from endpoints import endpoint
 
 from nanoskyrl.stages.chat_wire import text_of, to_wire
+from nanoskyrl.stages.core.errors import EngineError, SettingsError, ShortError
 from nanoskyrl.stages.engines import UNREACHABLE
-from nanoskyrl.stages.errors import EngineError, SettingsError, ShortError
 from nanoskyrl.stages.openai_engine import GIVE_UP_AFTER, OpenaiConfig, OpenaiEngine
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "6*7"}}</tool_call>'

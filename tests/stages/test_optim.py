@@ -14,16 +14,16 @@ from tiny_models import rows
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from nanoskyrl.algos.off_policy import OffPolicyConfig
-from nanoskyrl.stages.config import merge
-from nanoskyrl.stages.errors import InputError, ProofError, SettingsError
+from nanoskyrl.stages.core.config import merge
+from nanoskyrl.stages.core.errors import InputError, ProofError, SettingsError
+from nanoskyrl.stages.core.manifest import read_manifest
+from nanoskyrl.stages.core.registry import lookup
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.learner import Learner
 from nanoskyrl.stages.loop import LoopConfig, loop
-from nanoskyrl.stages.manifest import read_manifest
 from nanoskyrl.stages.objective import Objective
 from nanoskyrl.stages.optim import Masters, make_optimizer
 from nanoskyrl.stages.policy import is_adapter, read_info, resolve_policy
-from nanoskyrl.stages.registry import lookup
-from nanoskyrl.stages.runs import Run
 from nanoskyrl.stages.session import Session
 from nanoskyrl.stages.train_config import CriticConfig, OptimizerConfig, TrainConfig
 from nanoskyrl.stages.update import Update

@@ -14,17 +14,17 @@ import psutil
 import pytest
 from running import SMALL, as_flags, same_bytes, skyrl
 
-from nanoskyrl.stages.config import merge
-from nanoskyrl.stages.errors import EngineError, OutputError, SettingsError
+from nanoskyrl.stages.core.config import merge
+from nanoskyrl.stages.core.errors import EngineError, OutputError, SettingsError
+from nanoskyrl.stages.core.manifest import is_finished, locked, read_manifest
+from nanoskyrl.stages.core.metrics import read_metrics
+from nanoskyrl.stages.core.runs import Run
+from nanoskyrl.stages.core.shards import read_parts
+from nanoskyrl.stages.core.trajectory import row_arrays
 from nanoskyrl.stages.follow import KEEPER, STOP_FILE, follow
 from nanoskyrl.stages.loop import LoopConfig, loop
-from nanoskyrl.stages.manifest import is_finished, locked, read_manifest
-from nanoskyrl.stages.metrics import read_metrics
 from nanoskyrl.stages.placement import gpus_of, placement_of
-from nanoskyrl.stages.runs import Run
 from nanoskyrl.stages.session import Session, settings_for
-from nanoskyrl.stages.shards import read_parts
-from nanoskyrl.stages.trajectory import row_arrays
 
 LAGGED = merge(SMALL, {"run": {"lag": 1}, "loop": {"steps": 3}})
 APART = {"loop": {"gpus_generate": "cpu", "gpus_train": "cpu"}}

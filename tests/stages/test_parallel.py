@@ -7,11 +7,11 @@ import pytest
 import torch
 from running import SMALL, skyrl
 
-from nanoskyrl.stages.config import merge
-from nanoskyrl.stages.metrics import read_metrics
+from nanoskyrl.stages.core.config import merge
+from nanoskyrl.stages.core.metrics import read_metrics
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.parallel import launch
 from nanoskyrl.stages.policy import load_model
-from nanoskyrl.stages.runs import Run
 from nanoskyrl.stages.session import Session
 
 SCRIPT = Path(__file__).parent / "gradients.py"

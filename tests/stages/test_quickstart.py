@@ -48,7 +48,7 @@ def test_the_starter_recipe_gives_the_same_bytes_again(tmp_path):
 
 def test_the_starter_was_made_by_the_recipe_that_ships():
     from nanoskyrl.stages import starter
-    from nanoskyrl.stages.digests import digest_file
+    from nanoskyrl.stages.core.digests import digest_file
     from nanoskyrl.stages.policy import STARTER_DIRECTORY
 
     manifest = json.loads((STARTER_DIRECTORY / "starter.json").read_text())

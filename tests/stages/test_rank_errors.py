@@ -10,14 +10,14 @@ import psutil
 import pytest
 from running import SMALL, skyrl
 
-from nanoskyrl.stages.errors import NanoskyrlError
+from nanoskyrl.stages.core.errors import NanoskyrlError
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.parallel import launch
-from nanoskyrl.stages.runs import Run
 from nanoskyrl.stages.session import Session
 
 SCRIPT = """
 import os, signal, sys, time
-from nanoskyrl.stages.errors import InputError
+from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl_cli import main
 rank = int(os.environ["RANK"])
 def run():

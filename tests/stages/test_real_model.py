@@ -7,11 +7,11 @@ import sys
 import pytest
 from running import ROOT
 
+from nanoskyrl.stages.core.manifest import read_manifest
+from nanoskyrl.stages.core.metrics import latest, read_metrics
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.loop import loop
-from nanoskyrl.stages.manifest import read_manifest
-from nanoskyrl.stages.metrics import latest, read_metrics
 from nanoskyrl.stages.policy import is_adapter
-from nanoskyrl.stages.runs import Run
 from nanoskyrl.stages.verify import verify
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from nanoskyrl.stages.errors import InputError
+from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.policy import load_tokenizer, resolve_policy
 from nanoskyrl.stages.rendering import Renderer
 

@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 from running import SMALL
 
-from nanoskyrl.stages.config import merge
-from nanoskyrl.stages.errors import InputError, SettingsError
+from nanoskyrl.stages.core.config import merge
+from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.manifest import read_manifest
+from nanoskyrl.stages.core.metrics import read_metrics
+from nanoskyrl.stages.core.runs import Run
+from nanoskyrl.stages.core.trajectory import row_arrays
 from nanoskyrl.stages.loop import loop
-from nanoskyrl.stages.manifest import read_manifest
-from nanoskyrl.stages.metrics import read_metrics
 from nanoskyrl.stages.policy import resolve_policy
 from nanoskyrl.stages.recipe import recipe_of
-from nanoskyrl.stages.runs import Run
 from nanoskyrl.stages.session import Session
 from nanoskyrl.stages.sources import open_sources
 from nanoskyrl.stages.train import old_logprobs_of
 from nanoskyrl.stages.train_config import TrainConfig
-from nanoskyrl.stages.trajectory import row_arrays
 
 STEPS = merge(SMALL, {"train": {"lr": 3e-3}, "loop": {"steps": 3}})
 WEIGHED = {"off_policy": {"weight": "token"}}

@@ -12,19 +12,19 @@ from nanoskyrl.stages.advantage import Models, add_advantages, advantage
 from nanoskyrl.stages.advantage import preview as preview_advantage
 from nanoskyrl.stages.advantage_config import AdvantageConfig
 from nanoskyrl.stages.compare import compare
-from nanoskyrl.stages.errors import ConflictError, InputError, ProofError, SettingsError
+from nanoskyrl.stages.core.errors import ConflictError, InputError, ProofError, SettingsError
+from nanoskyrl.stages.core.manifest import Head, open_output, read_manifest
+from nanoskyrl.stages.core.metrics import MetricsLog, read_metrics
+from nanoskyrl.stages.core.shards import read_part, read_parts
+from nanoskyrl.stages.core.trajectory import check, from_table, list_column, row_arrays, schema_of, to_table
 from nanoskyrl.stages.learner import Learner
-from nanoskyrl.stages.manifest import Head, open_output, read_manifest
-from nanoskyrl.stages.metrics import MetricsLog, read_metrics
 from nanoskyrl.stages.policy import policy_digest, read_info, resolve_policy
 from nanoskyrl.stages.rollout import RolloutConfig, choose_tasks, prepare, rollout
 from nanoskyrl.stages.score import ScoreConfig, score, score_table, weighted
-from nanoskyrl.stages.shards import read_part, read_parts
 from nanoskyrl.stages.show import headline
 from nanoskyrl.stages.sync import SyncConfig, sync
 from nanoskyrl.stages.train import preview, train
 from nanoskyrl.stages.train_config import OptimizerConfig, TrainConfig
-from nanoskyrl.stages.trajectory import check, from_table, list_column, row_arrays, schema_of, to_table
 
 STARTER = resolve_policy("starter")
 SMALL = RolloutConfig(train_batch_size=4, n_samples_per_prompt=4, max_generate_length=32, rows_per_part=8)
@@ -535,7 +535,7 @@ def test_old_logprobs_of_another_policy_are_refused(shards, tmp_path):
 def test_stages_read_and_write_urls(shards):
     import fsspec
 
-    from nanoskyrl.stages.storage import as_path
+    from nanoskyrl.stages.core.storage import as_path
 
     memory = fsspec.filesystem("memory")
     for name, data in contents(shards / "rollout").items():

@@ -5,11 +5,11 @@ import shutil
 import pytest
 from running import SMALL, same_bytes
 
-from nanoskyrl.stages.config import merge
-from nanoskyrl.stages.errors import NanoskyrlError
+from nanoskyrl.stages.core.config import merge
+from nanoskyrl.stages.core.errors import NanoskyrlError
+from nanoskyrl.stages.core.manifest import read_manifest
+from nanoskyrl.stages.core.runs import STAGES, Run
 from nanoskyrl.stages.loop import loop
-from nanoskyrl.stages.manifest import read_manifest
-from nanoskyrl.stages.runs import STAGES, Run
 from nanoskyrl.stages.session import Session, settings_for
 from nanoskyrl.stages.unsynced import outdated
 

@@ -20,14 +20,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nanoskyrl.envs.base import Observation, Step, Task
+from nanoskyrl.stages.core.errors import EngineError, ProofError
+from nanoskyrl.stages.core.manifest import read_manifest
+from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, read_metrics
+from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.engines import HfConfig, Request, Sampling
-from nanoskyrl.stages.errors import EngineError, ProofError
 from nanoskyrl.stages.hf_engine import HfEngine
-from nanoskyrl.stages.manifest import read_manifest
-from nanoskyrl.stages.metrics import MetricsLog, Stopwatch, read_metrics
 from nanoskyrl.stages.policy import PolicyInfo, load_model, policy_digest, resolve_policy, write_info
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
-from nanoskyrl.stages.shards import read_parts
 from nanoskyrl.stages.sync import deliver
 from nanoskyrl.stages.vllm_config import VllmConfig
 from nanoskyrl.stages.vllm_engine import VllmEngine
@@ -523,8 +523,8 @@ def test_slow_environments_step_while_others_generate(engine, tmp_path):
 def test_the_loop_keeps_its_servers_up_and_every_step_is_proved(tmp_path):
     from running import SMALL as SETTINGS
 
+    from nanoskyrl.stages.core.runs import Run
     from nanoskyrl.stages.loop import loop
-    from nanoskyrl.stages.runs import Run
 
     run = Run(tmp_path / "run")
     vllm = {"gpus": "cpu", "max_num_seqs": 64, "kv_cache_gib": 0.25}

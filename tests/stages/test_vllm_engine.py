@@ -11,8 +11,8 @@ import torch
 from aiohttp import web
 
 from nanoskyrl.stages import vllm_memory
+from nanoskyrl.stages.core.errors import EngineError, ProofError, SettingsError
 from nanoskyrl.stages.engines import Request, Sampling
-from nanoskyrl.stages.errors import EngineError, ProofError, SettingsError
 from nanoskyrl.stages.policy import policy_digest, resolve_policy
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.vllm_config import VllmConfig, groups_of_gpus
@@ -415,8 +415,8 @@ def test_log_probs_arrive_as_they_were_sent(engine):
 
 
 def test_a_loop_may_go_on_with_servers_in_other_places():
+    from nanoskyrl.stages.core.runs import Run
     from nanoskyrl.stages.loop import resolve
-    from nanoskyrl.stages.runs import Run
     from nanoskyrl.stages.session import Session
 
     def resolved(**vllm):

@@ -10,8 +10,8 @@ import time
 import pytest
 from running import SMALL, as_flags, skyrl
 
-from nanoskyrl.stages.errors import EngineError
-from nanoskyrl.stages.manifest import read_manifest
+from nanoskyrl.stages.core.errors import EngineError
+from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.vllm_process import find_installation
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]

@@ -14,9 +14,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanoskyrl.stages.errors import InputError, SettingsError
-from nanoskyrl.stages.manifest import is_finished
-from nanoskyrl.stages.metrics import METRICS
+from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.manifest import is_finished
+from nanoskyrl.stages.core.metrics import METRICS
 
 DEFAULT_RUN = "runs/default"
 EVALUATIONS = "evals"

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nanoskyrl.stages.errors import InputError
+from nanoskyrl.stages.core.errors import InputError
 
 SCHEMA_VERSION = 1
 """Raised when a column changes its name, type or meaning. Readers refuse newer ones."""

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nanoskyrl.stages.errors import InputError, SettingsError, did_you_mean
-from nanoskyrl.stages.registry import BUILTIN, entry_points, load_attribute, lookup
+from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean
+from nanoskyrl.stages.core.registry import BUILTIN, entry_points, load_attribute, lookup
 
 Settings = dict[str, dict[str, Any]]
 """Table name to key to value, as given; not yet checked against a dataclass."""
@@ -44,7 +44,7 @@ CONFIGS = {
     "sync": "nanoskyrl.stages.sync:SyncConfig",
     "eval": "nanoskyrl.stages.eval:EvalConfig",
     "loop": "nanoskyrl.stages.loop:LoopConfig",
-    "run": "nanoskyrl.stages.runs:RunConfig",
+    "run": "nanoskyrl.stages.core.runs:RunConfig",
     "hf": "nanoskyrl.stages.engines:HfConfig",
     "vllm": "nanoskyrl.stages.vllm_config:VllmConfig",
 }

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-from nanoskyrl.stages.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError
 
 PATTERN = re.compile(r"cpu|[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*")
 MOST = 1024

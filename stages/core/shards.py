@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nanoskyrl.stages.digests import digest_bytes
-from nanoskyrl.stages.errors import InputError
-from nanoskyrl.stages.storage import whole_file
-from nanoskyrl.stages.trajectory import SCHEMA_KEY, SCHEMA_VERSION
+from nanoskyrl.stages.core.digests import digest_bytes
+from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.storage import whole_file
+from nanoskyrl.stages.core.trajectory import SCHEMA_KEY, SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from nanoskyrl.stages.manifest import Manifest
+    from nanoskyrl.stages.core.manifest import Manifest
 
 COMPRESSION_LEVEL = 1
 """Higher levels take longer and gain nothing here: what is split is noise in its low bytes."""

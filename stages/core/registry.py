@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nanoskyrl.stages.digests import digest_file
-from nanoskyrl.stages.errors import NanoskyrlError, SettingsError, did_you_mean
+from nanoskyrl.stages.core.digests import digest_file
+from nanoskyrl.stages.core.errors import NanoskyrlError, SettingsError, did_you_mean
 
 ENVS = {
     "text_math": "nanoskyrl.envs.text_math:TextMath",

@@ -21,11 +21,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from nanoskyrl.stages.digests import canonical_json, digest_bytes, digest_file, digest_json
-from nanoskyrl.stages.errors import ConflictError, InputError, OutputError
-from nanoskyrl.stages.shards import part_name, read_part, write_part
-from nanoskyrl.stages.storage import TEMPORARY, is_local, make_directory, remove_tree, sync_directory, write_whole
-from nanoskyrl.stages.trajectory import SCHEMA_VERSION
+from nanoskyrl.stages.core.digests import canonical_json, digest_bytes, digest_file, digest_json
+from nanoskyrl.stages.core.errors import ConflictError, InputError, OutputError
+from nanoskyrl.stages.core.shards import part_name, read_part, write_part
+from nanoskyrl.stages.core.storage import TEMPORARY, is_local, make_directory, remove_tree, sync_directory, write_whole
+from nanoskyrl.stages.core.trajectory import SCHEMA_VERSION
 
 MANIFEST, STARTED = "manifest.json", "started.json"
 CLEARING = "clearing"
@@ -41,7 +41,7 @@ OURS = re.compile(
     rf"({PART_NAME.pattern}|manifest\.json|started\.json|summary\.json)(\.tmp)?|policy|state|files|policy-\w+\.tmp"
 )
 """Every name that a stage gives in its directory; others are never touched."""
-SOURCES = Path(__file__).parents[1]
+SOURCES = Path(__file__).parents[2]
 """Folder of the package's folders, in a checkout as where it is installed."""
 PACKAGES = ("torch", "transformers", "tokenizers", "peft", "accelerate", "pyarrow", "numpy")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
-from nanoskyrl.stages.errors import OutputError, SettingsError
+from nanoskyrl.stages.core.errors import OutputError, SettingsError
 
 TEMPORARY = ".tmp"
 """Suffix of files that are being written; readers never look at them."""
