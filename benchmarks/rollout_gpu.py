@@ -159,8 +159,8 @@ def make_model(shape: str, place: Path, seed: int = 0) -> Path:
 
 def make_prompts(bench: Bench) -> Path:
     """Write the tokens of the prompts that ours are given, too."""
-    from nanoskyrl.stages.policy import load_tokenizer
-    from nanoskyrl.stages.rendering import Renderer
+    from nanoskyrl.stages.models.policy import load_tokenizer
+    from nanoskyrl.stages.models.rendering import Renderer
 
     renderer = Renderer(load_tokenizer(bench.model))
     prompts = [renderer.prompt_ids([{"role": "user", "content": text}]) for text in texts(bench.args)]
@@ -428,7 +428,7 @@ def step_sync(bench: Bench) -> None:
     from peft import LoraConfig, get_peft_model
 
     from nanoskyrl.stages.engines import Request, Sampling
-    from nanoskyrl.stages.policy import PolicyInfo, load_model, policy_digest, write_info
+    from nanoskyrl.stages.models.policy import PolicyInfo, load_model, policy_digest, write_info
 
     dtype = torch.float32 if bench.cpu else torch.bfloat16
     device = "cpu"
@@ -578,7 +578,7 @@ asyncio.run(main())
 
 def step_client(bench: Bench) -> None:
     """The client alone: a server in another process that answers at once, always the same."""
-    from nanoskyrl.stages.policy import policy_digest
+    from nanoskyrl.stages.models.policy import policy_digest
 
     command = [sys.executable, "-c", CLIENT, policy_digest(bench.model), "512"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -25,8 +25,8 @@ def init(
     """
     if rebuild_starter:
         from nanoskyrl.stages.core.storage import as_path
-        from nanoskyrl.stages.policy import STARTER_DIRECTORY
-        from nanoskyrl.stages.starter import build_starter
+        from nanoskyrl.stages.models.policy import STARTER_DIRECTORY
+        from nanoskyrl.stages.models.starter import build_starter
 
         place = as_path(starter_out) if starter_out else STARTER_DIRECTORY
         build_starter(place, report=say)

@@ -91,7 +91,7 @@ def policy_path(name: str | None) -> Path | None:
     Raises:
         InputError: nothing is there, or it is no policy.
     """
-    from nanoskyrl.stages.policy import resolve_policy
+    from nanoskyrl.stages.models.policy import resolve_policy
 
     return None if name is None else resolve_policy(name)
 

@@ -25,8 +25,8 @@ from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.core.trajectory import check, list_column, row_arrays, schema_of
 from nanoskyrl.stages.episodes import Episode, Episodes, batch_of, estimates_by_row, gather
 from nanoskyrl.stages.kl_in_reward import FACT, coefficient, facts_of, penalties
-from nanoskyrl.stages.policy import check_critic, critic_digest, policy_digest
-from nanoskyrl.stages.vocabulary import check_token_ids
+from nanoskyrl.stages.models.policy import check_critic, critic_digest, policy_digest
+from nanoskyrl.stages.models.vocabulary import check_token_ids
 
 if TYPE_CHECKING:
     from nanoskyrl.stages.passes import Passes, Wanted

@@ -19,8 +19,8 @@ from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.storage import whole_file
+from nanoskyrl.stages.models.policy import policy_digest
 from nanoskyrl.stages.objective import Objective, Terms
-from nanoskyrl.stages.policy import policy_digest
 from nanoskyrl.stages.recipe import check_start, read_kept, recipe_of
 from nanoskyrl.stages.train_config import TrainConfig
 from nanoskyrl.stages.update import Update

@@ -150,7 +150,7 @@ def _starter() -> Check:
     try:
         from nanoskyrl.stages.engines import HfConfig, Request, Sampling
         from nanoskyrl.stages.hf_engine import HfEngine
-        from nanoskyrl.stages.policy import STARTER, resolve_policy
+        from nanoskyrl.stages.models.policy import STARTER, resolve_policy
 
         engine = HfEngine(HfConfig(device="cpu"))
         engine.load(resolve_policy(STARTER))

@@ -18,7 +18,7 @@ import numpy as np
 
 from nanoskyrl.envs.base import Environment, Message, Task
 from nanoskyrl.stages.core.errors import SettingsError
-from nanoskyrl.stages.rendering import Renderer
+from nanoskyrl.stages.models.rendering import Renderer
 
 T = TypeVar("T")
 

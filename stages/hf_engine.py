@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.device import pick_device, pick_dtype
 from nanoskyrl.stages.engines import Generation, HfConfig, Request, Sampling, TokenEngine
-from nanoskyrl.stages.kv_cache import empty_cache, forward, select_rows
-from nanoskyrl.stages.logprobs import sequence_logprobs
-from nanoskyrl.stages.policy import (
+from nanoskyrl.stages.models.device import pick_device, pick_dtype
+from nanoskyrl.stages.models.kv_cache import empty_cache, forward, select_rows
+from nanoskyrl.stages.models.logprobs import sequence_logprobs
+from nanoskyrl.stages.models.policy import (
     check_vocabulary,
     frame_digest,
     is_adapter,
@@ -27,7 +27,7 @@ from nanoskyrl.stages.policy import (
     policy_digest,
     stop_ids,
 )
-from nanoskyrl.stages.rendering import Renderer
+from nanoskyrl.stages.models.rendering import Renderer
 
 COMPACT_BELOW = 0.75
 """Finished rows are dropped from the batch when fewer than this share of it is alive."""

@@ -15,20 +15,18 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from nanoskyrl.stages.adapters import keep_gradients, rank_of, with_adapters
 from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all, idle_batch, response_part
-from nanoskyrl.stages.checkpointing import keep_less
 from nanoskyrl.stages.core.digests import digest_json
 from nanoskyrl.stages.core.errors import EngineError, InputError, SettingsError
 from nanoskyrl.stages.core.storage import make_directory, sync_tree, write_errors
-from nanoskyrl.stages.critic import Critic, load_critic, new_critic
-from nanoskyrl.stages.device import pick_device, pick_dtype
-from nanoskyrl.stages.kv_cache import without_wrapper
-from nanoskyrl.stages.logprobs import Head, TokenStatistics, sequence_logprobs
-from nanoskyrl.stages.optim import Masters, check_bitsandbytes, make_optimizer, use_settings
-from nanoskyrl.stages.packing import prepare_packing
-from nanoskyrl.stages.parallel import accelerator_of, device_of, join, strategy_of
-from nanoskyrl.stages.policy import (
+from nanoskyrl.stages.models.adapters import keep_gradients, rank_of, with_adapters
+from nanoskyrl.stages.models.checkpointing import keep_less
+from nanoskyrl.stages.models.critic import Critic, load_critic, new_critic
+from nanoskyrl.stages.models.device import pick_device, pick_dtype
+from nanoskyrl.stages.models.kv_cache import without_wrapper
+from nanoskyrl.stages.models.logprobs import Head, TokenStatistics, sequence_logprobs
+from nanoskyrl.stages.models.packing import prepare_packing
+from nanoskyrl.stages.models.policy import (
     PolicyInfo,
     cached_digest,
     count_parameters,
@@ -40,7 +38,10 @@ from nanoskyrl.stages.policy import (
     read_info,
     write_info,
 )
-from nanoskyrl.stages.throughput import device_peak, training_flops
+from nanoskyrl.stages.models.throughput import device_peak, training_flops
+from nanoskyrl.stages.models.write_policy import write_policy
+from nanoskyrl.stages.optim import Masters, check_bitsandbytes, make_optimizer, use_settings
+from nanoskyrl.stages.parallel import accelerator_of, device_of, join, strategy_of
 from nanoskyrl.stages.train_config import (
     DEFAULT_LORA_ALPHA,
     FULL_BELOW,
@@ -49,7 +50,6 @@ from nanoskyrl.stages.train_config import (
     backbone_or_default,
     rank_or_default,
 )
-from nanoskyrl.stages.trained import write_policy
 
 DEFAULT_LR = {"full_small": 2e-4, "full": 1e-6, "lora": 1e-4}
 CRITIC_LR_FACTOR = 5

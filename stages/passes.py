@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from nanoskyrl.stages.batching import Sequences, read_sequences
 from nanoskyrl.stages.learner import Learner, one_temperature
-from nanoskyrl.stages.policy import critic_digest, is_adapter, policy_digest, read_info
+from nanoskyrl.stages.models.policy import critic_digest, is_adapter, policy_digest, read_info
 from nanoskyrl.stages.train_config import CriticConfig, OptimizerConfig
 
 

@@ -19,8 +19,8 @@ from nanoskyrl.stages.footprint import (
     serving_memory,
     training_memory,
 )
+from nanoskyrl.stages.models.policy import count_parameters, find_base, is_adapter, resolve_policy
 from nanoskyrl.stages.placement import Placement
-from nanoskyrl.stages.policy import count_parameters, find_base, is_adapter, resolve_policy
 from nanoskyrl.stages.session import check_first_policy
 from nanoskyrl.stages.train_config import backbone_or_default, rank_or_default, strategy_or_default
 from nanoskyrl.stages.vllm_config import VllmConfig

@@ -28,10 +28,10 @@ from nanoskyrl.stages.core.registry import lookup, plugin_digests
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.trajectory import check
 from nanoskyrl.stages.learner import Learner, one_temperature
+from nanoskyrl.stages.models.policy import critic_digest, policy_digest
+from nanoskyrl.stages.models.vocabulary import check_token_ids
 from nanoskyrl.stages.objective import Objective
-from nanoskyrl.stages.policy import critic_digest, policy_digest
 from nanoskyrl.stages.train_config import CriticConfig, OptimizerConfig, TrainConfig, check_horizon
-from nanoskyrl.stages.vocabulary import check_token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

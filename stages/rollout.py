@@ -37,7 +37,7 @@ from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl.stages.core.trajectory import LOGPROBS_MODES, SPLITS, Trajectory, calls_to_json, from_table, to_table
 from nanoskyrl.stages.engines import AsyncEngine, Engine, Sampling, TokenEngine, make_engine
-from nanoskyrl.stages.policy import policy_digest
+from nanoskyrl.stages.models.policy import policy_digest
 from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
 
 if TYPE_CHECKING:

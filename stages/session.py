@@ -21,7 +21,14 @@ from nanoskyrl.stages.core.registry import BUILTIN, lookup
 from nanoskyrl.stages.core.runs import EVALUATIONS, INPUT_OF, Run, RunConfig, is_main, step_of, version_of
 from nanoskyrl.stages.core.storage import is_local, make_directory, remove_tree, write_whole
 from nanoskyrl.stages.engines import AsyncEngine, Engine, TokenEngine, make_engine
-from nanoskyrl.stages.policy import cached_digest, check_policy, policy_digest, publish, read_info, resolve_policy
+from nanoskyrl.stages.models.policy import (
+    cached_digest,
+    check_policy,
+    policy_digest,
+    publish,
+    read_info,
+    resolve_policy,
+)
 
 WITHOUT_POLICY = ("scripted", "openai")
 """Built-in engines that hold no policy of ours."""

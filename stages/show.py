@@ -21,7 +21,7 @@ from nanoskyrl.stages.core.runs import STAGES, Run
 from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.core.trajectory import Trajectory, check, from_table
 from nanoskyrl.stages.curve import curve
-from nanoskyrl.stages.policy import count_parameters, is_adapter, policy_digest, policy_files, read_info
+from nanoskyrl.stages.models.policy import count_parameters, is_adapter, policy_digest, policy_files, read_info
 from nanoskyrl.stages.preview import advantage_of
 
 TASK_WIDTH = 24

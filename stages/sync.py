@@ -15,7 +15,7 @@ from nanoskyrl.stages.core.manifest import Head, Manifest, open_output, read_man
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.core.runs import version_of
 from nanoskyrl.stages.engines import AsyncTokenEngine, Engine, TokenEngine, make_engine
-from nanoskyrl.stages.policy import policy_digest, publish, read_info, weights_digest
+from nanoskyrl.stages.models.policy import policy_digest, publish, read_info, weights_digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

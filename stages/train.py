@@ -21,10 +21,10 @@ from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import ConflictError, EngineError, InputError
 from nanoskyrl.stages.core.manifest import Head, Manifest, is_finished, open_output, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value
-from nanoskyrl.stages.device import pick_device
 from nanoskyrl.stages.learner import Learner, one_temperature
+from nanoskyrl.stages.models.device import pick_device
+from nanoskyrl.stages.models.policy import critic_digest, policy_digest
 from nanoskyrl.stages.parallel import join
-from nanoskyrl.stages.policy import critic_digest, policy_digest
 from nanoskyrl.stages.recipe import Recipe, recipe_of
 from nanoskyrl.stages.sources import Sources, open_sources
 from nanoskyrl.stages.train_config import TrainConfig

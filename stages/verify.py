@@ -10,7 +10,7 @@ from nanoskyrl.stages.core.digests import digest_file
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import MANIFEST, Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.runs import EVALUATIONS, INPUT_OF, STAGES, Run
-from nanoskyrl.stages.policy import critic_digest, policy_digest, read_info
+from nanoskyrl.stages.models.policy import critic_digest, policy_digest, read_info
 
 
 @dataclass(slots=True)

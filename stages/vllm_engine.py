@@ -26,7 +26,7 @@ import numpy as np
 
 from nanoskyrl.stages.core.errors import EngineError, ProofError, SettingsError
 from nanoskyrl.stages.engines import AsyncTokenEngine, Generation, Request, Sampling
-from nanoskyrl.stages.policy import (
+from nanoskyrl.stages.models.policy import (
     find_base,
     frame_digest,
     is_adapter,
@@ -36,7 +36,7 @@ from nanoskyrl.stages.policy import (
     stop_ids,
     text_config,
 )
-from nanoskyrl.stages.rendering import Renderer
+from nanoskyrl.stages.models.rendering import Renderer
 from nanoskyrl.stages.vllm_client import Client, Lost, Refused, sampling_body
 from nanoskyrl.stages.vllm_config import VllmConfig
 from nanoskyrl.stages.vllm_process import ServerProcess

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.policy import is_adapter, load_model, policy_files
+from nanoskyrl.stages.models.policy import is_adapter, load_model, policy_files
 from nanoskyrl.stages.vllm_worker import add, bit_sums, plus
 
 MEMORY = Path("/dev/shm")

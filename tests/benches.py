@@ -10,7 +10,7 @@ from running import ROOT, data_file
 from nanoskyrl.stages.core.shards import read_part
 from nanoskyrl.stages.engines import Engine
 from nanoskyrl.stages.eval import EvalConfig, evaluate
-from nanoskyrl.stages.policy import STARTER_DIRECTORY
+from nanoskyrl.stages.models.policy import STARTER_DIRECTORY
 from nanoskyrl.stages.rollout import RolloutConfig
 from nanoskyrl.stages.scripted_engine import ScriptedConfig, ScriptedEngine
 

@@ -17,7 +17,7 @@ from nanoskyrl.stages.core.manifest import locked
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.follow import STOP_FILE
 from nanoskyrl.stages.loop import loop
-from nanoskyrl.stages.policy import STARTER_DIRECTORY
+from nanoskyrl.stages.models.policy import STARTER_DIRECTORY
 from nanoskyrl_cli.main import run as skyrl
 
 

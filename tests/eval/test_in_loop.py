@@ -16,7 +16,7 @@ from nanoskyrl.stages.curve import curve, report_line
 from nanoskyrl.stages.eval import settings_of
 from nanoskyrl.stages.hf_engine import HfEngine
 from nanoskyrl.stages.loop import loop
-from nanoskyrl.stages.policy import policy_digest
+from nanoskyrl.stages.models.policy import policy_digest
 from nanoskyrl.stages.session import Session
 from nanoskyrl.stages.verify import verify
 

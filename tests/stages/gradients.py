@@ -10,7 +10,7 @@ import torch
 
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.learner import Learner
-from nanoskyrl.stages.policy import weights_digest
+from nanoskyrl.stages.models.policy import weights_digest
 from nanoskyrl.stages.recipe import read_kept, recipe_of
 from nanoskyrl.stages.train_config import TrainConfig
 from nanoskyrl.stages.update import Update

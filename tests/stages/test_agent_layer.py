@@ -12,7 +12,7 @@ from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.trajectory import to_table
 from nanoskyrl.stages.engines import Generation, HfConfig, Request, Sampling, TokenEngine
 from nanoskyrl.stages.hf_engine import HfEngine
-from nanoskyrl.stages.policy import STARTER, resolve_policy
+from nanoskyrl.stages.models.policy import STARTER, resolve_policy
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
 

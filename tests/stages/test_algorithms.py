@@ -29,8 +29,8 @@ from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.trajectory import Turn, row_arrays, to_table
 from nanoskyrl.stages.learner import Learner
 from nanoskyrl.stages.loop import loop
+from nanoskyrl.stages.models.policy import critic_digest, resolve_policy, weights_digest
 from nanoskyrl.stages.objective import Objective
-from nanoskyrl.stages.policy import critic_digest, resolve_policy, weights_digest
 from nanoskyrl.stages.session import Session
 from nanoskyrl.stages.train_config import CriticConfig, OptimizerConfig, TrainConfig
 from nanoskyrl.stages.verify import verify

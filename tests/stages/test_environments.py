@@ -22,7 +22,7 @@ def run(tmp_path, env, engine, **more):
     if engine == "hf":
         from nanoskyrl.stages.engines import HfConfig
         from nanoskyrl.stages.hf_engine import HfEngine
-        from nanoskyrl.stages.policy import STARTER, resolve_policy
+        from nanoskyrl.stages.models.policy import STARTER, resolve_policy
 
         policy = resolve_policy(STARTER)
         rollout(policy, tmp_path / "rollout", config, settings=settings, engine=HfEngine(HfConfig(device="cpu")))

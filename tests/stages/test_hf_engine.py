@@ -5,7 +5,7 @@ import torch
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.engines import HfConfig, Request, Sampling
 from nanoskyrl.stages.hf_engine import HfEngine, draw
-from nanoskyrl.stages.policy import load_model, resolve_policy
+from nanoskyrl.stages.models.policy import load_model, resolve_policy
 
 QUESTIONS = [
     f"What is {a} + {b}?\nGive the final answer in <answer></answer> tags." for a, b in ((12, 9), (27, 85), (99, 1))

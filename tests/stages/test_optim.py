@@ -21,9 +21,9 @@ from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.learner import Learner
 from nanoskyrl.stages.loop import LoopConfig, loop
+from nanoskyrl.stages.models.policy import is_adapter, read_info, resolve_policy
 from nanoskyrl.stages.objective import Objective
 from nanoskyrl.stages.optim import Masters, make_optimizer
-from nanoskyrl.stages.policy import is_adapter, read_info, resolve_policy
 from nanoskyrl.stages.session import Session
 from nanoskyrl.stages.train_config import CriticConfig, OptimizerConfig, TrainConfig
 from nanoskyrl.stages.update import Update

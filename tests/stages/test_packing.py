@@ -11,16 +11,16 @@ from torch._dynamo.utils import counters
 from torch.nn.functional import log_softmax
 
 from nanoskyrl.algos.off_policy import OffPolicyConfig
-from nanoskyrl.stages import logprobs as logprobs_module
 from nanoskyrl.stages.batching import collate, micro_batches
-from nanoskyrl.stages.checkpointing import keep_less
 from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.learner import Learner
-from nanoskyrl.stages.logprobs import sequence_logprobs
+from nanoskyrl.stages.models import logprobs as logprobs_module
+from nanoskyrl.stages.models.checkpointing import keep_less
+from nanoskyrl.stages.models.logprobs import sequence_logprobs
+from nanoskyrl.stages.models.packing import is_packing, padding_is_faster, prepare_packing
+from nanoskyrl.stages.models.policy import resolve_policy
 from nanoskyrl.stages.objective import Objective
-from nanoskyrl.stages.packing import is_packing, padding_is_faster, prepare_packing
 from nanoskyrl.stages.parallel import World, share_out
-from nanoskyrl.stages.policy import resolve_policy
 from nanoskyrl.stages.train_config import OptimizerConfig, TrainConfig
 from nanoskyrl.stages.update import Update
 

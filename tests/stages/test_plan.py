@@ -9,8 +9,8 @@ from nanoskyrl.stages import vllm_memory
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.footprint import Bytes, generation_memory, training_memory
+from nanoskyrl.stages.models.policy import STARTER_DIRECTORY, count_parameters
 from nanoskyrl.stages.plan import plan
-from nanoskyrl.stages.policy import STARTER_DIRECTORY, count_parameters
 from nanoskyrl.stages.train_config import TrainConfig
 
 GIB = 1 << 30

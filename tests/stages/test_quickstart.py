@@ -37,7 +37,7 @@ def test_the_starter_learns_to_act_in_the_easiest_household(tmp_path):
 
 @pytest.mark.slow
 def test_the_starter_recipe_gives_the_same_bytes_again(tmp_path):
-    from nanoskyrl.stages.starter import StarterConfig, build_starter
+    from nanoskyrl.stages.models.starter import StarterConfig, build_starter
 
     config = StarterConfig(steps=3, math_rows=4, tool_rows=4, other_rows=2)
     for name in ("a", "b"):
@@ -47,9 +47,9 @@ def test_the_starter_recipe_gives_the_same_bytes_again(tmp_path):
 
 
 def test_the_starter_was_made_by_the_recipe_that_ships():
-    from nanoskyrl.stages import starter
     from nanoskyrl.stages.core.digests import digest_file
-    from nanoskyrl.stages.policy import STARTER_DIRECTORY
+    from nanoskyrl.stages.models import starter
+    from nanoskyrl.stages.models.policy import STARTER_DIRECTORY
 
     manifest = json.loads((STARTER_DIRECTORY / "starter.json").read_text())
     assert manifest["recipe_digest"] == digest_file(__import__("pathlib").Path(starter.__file__))

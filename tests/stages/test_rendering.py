@@ -1,8 +1,8 @@
 import pytest
 
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.policy import load_tokenizer, resolve_policy
-from nanoskyrl.stages.rendering import Renderer
+from nanoskyrl.stages.models.policy import load_tokenizer, resolve_policy
+from nanoskyrl.stages.models.rendering import Renderer
 
 STRIPS_REASONING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"

@@ -11,7 +11,7 @@ from nanoskyrl.stages.core.metrics import read_metrics
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.trajectory import row_arrays
 from nanoskyrl.stages.loop import loop
-from nanoskyrl.stages.policy import resolve_policy
+from nanoskyrl.stages.models.policy import resolve_policy
 from nanoskyrl.stages.recipe import recipe_of
 from nanoskyrl.stages.session import Session
 from nanoskyrl.stages.sources import open_sources

@@ -18,7 +18,7 @@ from nanoskyrl.stages.core.metrics import MetricsLog, read_metrics
 from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.core.trajectory import check, from_table, list_column, row_arrays, schema_of, to_table
 from nanoskyrl.stages.learner import Learner
-from nanoskyrl.stages.policy import policy_digest, read_info, resolve_policy
+from nanoskyrl.stages.models.policy import policy_digest, read_info, resolve_policy
 from nanoskyrl.stages.rollout import RolloutConfig, choose_tasks, prepare, rollout
 from nanoskyrl.stages.score import ScoreConfig, score, score_table, weighted
 from nanoskyrl.stages.show import headline
@@ -83,8 +83,8 @@ def _plain(config):
 
 
 def test_text_columns_are_the_decoded_ids(shards):
-    from nanoskyrl.stages.policy import load_tokenizer
-    from nanoskyrl.stages.rendering import Renderer
+    from nanoskyrl.stages.models.policy import load_tokenizer
+    from nanoskyrl.stages.models.rendering import Renderer
 
     decode = Renderer(load_tokenizer(STARTER)).decode
     for row in from_table(table(shards / "rollout")):
@@ -408,7 +408,7 @@ def test_sync_fails_when_the_engine_kept_the_old_weights(shards, tmp_path):
     # Pitfall 17.
     from nanoskyrl.stages.engines import HfConfig
     from nanoskyrl.stages.hf_engine import HfEngine
-    from nanoskyrl.stages.policy import publish
+    from nanoskyrl.stages.models.policy import publish
 
     class Stale(HfEngine):
         def load(self, policy):

@@ -8,8 +8,8 @@ from nanoskyrl.envs.base import Observation, Step, Task
 from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.core.trajectory import to_table
 from nanoskyrl.stages.engines import Generation, Sampling, TokenEngine
-from nanoskyrl.stages.policy import load_tokenizer, resolve_policy
-from nanoskyrl.stages.rendering import Renderer
+from nanoskyrl.stages.models.policy import load_tokenizer, resolve_policy
+from nanoskyrl.stages.models.rendering import Renderer
 from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
 
 TASK = Task(task_id="t", split="train", prompt="Say something.", ground_truth="x")

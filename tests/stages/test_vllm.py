@@ -26,7 +26,7 @@ from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, read_metrics
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.engines import HfConfig, Request, Sampling
 from nanoskyrl.stages.hf_engine import HfEngine
-from nanoskyrl.stages.policy import PolicyInfo, load_model, policy_digest, resolve_policy, write_info
+from nanoskyrl.stages.models.policy import PolicyInfo, load_model, policy_digest, resolve_policy, write_info
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.sync import deliver
 from nanoskyrl.stages.vllm_config import VllmConfig
@@ -134,7 +134,7 @@ def rows_of(directory):
 
 def agrees(engine, policy, prompt):
     """Return the largest gap between sampled log-probs and transformers'."""
-    from nanoskyrl.stages.logprobs import sequence_logprobs
+    from nanoskyrl.stages.models.logprobs import sequence_logprobs
 
     (found,) = engine.generate([Request(prompt_ids=prompt, seed=5, max_tokens=24)], Sampling())
     model = load_model(policy, dtype=torch.float32, device="cpu").eval()

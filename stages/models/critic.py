@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.storage import make_directory
-from nanoskyrl.stages.kv_cache import without_wrapper
-from nanoskyrl.stages.packing import hidden_states, is_packing, pack_of, prepare_packing
-from nanoskyrl.stages.policy import CRITIC, check_critic
+from nanoskyrl.stages.models.kv_cache import without_wrapper
+from nanoskyrl.stages.models.packing import hidden_states, is_packing, pack_of, prepare_packing
+from nanoskyrl.stages.models.policy import CRITIC, check_critic
 
 HEAD, DESCRIPTION = "value_head.safetensors", "critic.json"
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.trajectory import row_arrays
-from nanoskyrl.stages.policy import text_config
+from nanoskyrl.stages.models.policy import text_config
 
 TOKEN_IDS = ("prompt_ids", "response_ids")
 

@@ -14,8 +14,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from nanoskyrl.stages.kv_cache import without_wrapper
-from nanoskyrl.stages.packing import hidden_states, is_packing, pack_of
+from nanoskyrl.stages.models.kv_cache import without_wrapper
+from nanoskyrl.stages.models.packing import hidden_states, is_packing, pack_of
 
 CHUNK_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 27}
 """Tokens times vocabulary in one chunk: 128 and 512 MiB of float32. A GPU's matrix products want a thousand tokens."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from nanoskyrl.stages.core.errors import SettingsError
-from nanoskyrl.stages.policy import read_info
+from nanoskyrl.stages.models.policy import read_info
 
 
 def rank_of(model: Any, *, rank: int | None = None, alpha: int | None = None) -> int | None:

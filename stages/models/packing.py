@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nanoskyrl.stages.kv_cache import without_wrapper
+from nanoskyrl.stages.models.kv_cache import without_wrapper
 
 PACKED = "nanoskyrl_packed"
 """Name of our attention among those of transformers."""

@@ -27,8 +27,8 @@ from nanoskyrl.envs.base import Message
 from nanoskyrl.envs.problems import generate, is_test
 from nanoskyrl.envs.text_math import INSTRUCTION
 from nanoskyrl.envs.tool_use import ToolUse, ToolUseConfig
-from nanoskyrl.stages.kv_cache import empty_cache, forward, select_rows
-from nanoskyrl.stages.rendering import Renderer
+from nanoskyrl.stages.models.kv_cache import empty_cache, forward, select_rows
+from nanoskyrl.stages.models.rendering import Renderer
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TAGS = (
@@ -328,7 +328,7 @@ def _save(output: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerF
         model.save_pretrained(made)
         tokenizer.save_pretrained(made)
         manifest = {
-            "recipe": "nanoskyrl.stages.starter",
+            "recipe": "nanoskyrl.stages.models.starter",
             "recipe_digest": digest_file(Path(__file__)),
             "settings": asdict(config),
             "packages": {

@@ -9,8 +9,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from nanoskyrl.stages.core.storage import TEMPORARY, link_or_copy, make_directory, write_errors
-from nanoskyrl.stages.critic import Critic, save_critic
-from nanoskyrl.stages.policy import POLICY_JSON, is_weights, policy_files
+from nanoskyrl.stages.models.critic import Critic, save_critic
+from nanoskyrl.stages.models.policy import POLICY_JSON, is_weights, policy_files
 
 
 def write_policy(
