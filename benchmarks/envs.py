@@ -19,10 +19,10 @@ from nanoskyrl.envs.sandbox import available, run_python
 from nanoskyrl.stages.core.config import plugin_config
 from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.core.registry import ENVS, lookup
-from nanoskyrl.stages.engines import Generation, Sampling, TokenEngine
+from nanoskyrl.stages.engines.base import Generation, Sampling, TokenEngine
+from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits, play
 from nanoskyrl.stages.models.policy import STARTER, load_tokenizer, resolve_policy
 from nanoskyrl.stages.models.rendering import Renderer
-from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
 
 SECONDS = float(sys.argv[1]) if len(sys.argv) > 1 else 2.0
 OUTSIDE = ("openenv", "fleet", "skyrl_gym")

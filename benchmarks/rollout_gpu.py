@@ -427,7 +427,7 @@ def step_sync(bench: Bench) -> None:
     import torch
     from peft import LoraConfig, get_peft_model
 
-    from nanoskyrl.stages.engines import Request, Sampling
+    from nanoskyrl.stages.engines.base import Request, Sampling
     from nanoskyrl.stages.models.policy import PolicyInfo, load_model, policy_digest, write_info
 
     dtype = torch.float32 if bench.cpu else torch.bfloat16

@@ -148,8 +148,8 @@ def _memory() -> Check:
 def _starter() -> Check:
     """Load the starter policy and sample from it."""
     try:
-        from nanoskyrl.stages.engines import HfConfig, Request, Sampling
-        from nanoskyrl.stages.hf_engine import HfEngine
+        from nanoskyrl.stages.engines.base import HfConfig, Request, Sampling
+        from nanoskyrl.stages.engines.hf import HfEngine
         from nanoskyrl.stages.models.policy import STARTER, resolve_policy
 
         engine = HfEngine(HfConfig(device="cpu"))

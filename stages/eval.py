@@ -36,9 +36,9 @@ from nanoskyrl.stages.core.registry import lookup, plugin_errors
 from nanoskyrl.stages.core.shards import read_part
 from nanoskyrl.stages.core.storage import is_local, make_directory, write_whole
 from nanoskyrl.stages.core.trajectory import Trajectory, from_table, to_table, withheld
-from nanoskyrl.stages.engines import UNREACHABLE, AsyncEngine, Engine, TokenEngine, make_engine
+from nanoskyrl.stages.engines.base import UNREACHABLE, AsyncEngine, Engine, TokenEngine, make_engine
+from nanoskyrl.stages.engines.openai import OpenaiEngine
 from nanoskyrl.stages.models.policy import model_name
-from nanoskyrl.stages.openai_engine import OpenaiEngine
 from nanoskyrl.stages.rollout import ROWS_PER_PART, Plan, RolloutConfig, failed, files_of, prepare, run_parts, tasks_in
 from nanoskyrl.stages.score import score_table, unjudged
 

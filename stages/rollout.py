@@ -25,7 +25,6 @@ from nanoskyrl.envs.datasets import HUB
 from nanoskyrl.envs.graders import UNANSWERED
 from nanoskyrl.envs.memory import KINDS as MEMORIES
 from nanoskyrl.envs.memory import Memory
-from nanoskyrl.stages.concurrent_turns import play_concurrently, threads_for
 from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain
 from nanoskyrl.stages.core.digests import canonical_json, derive_seed, digest_file, digest_text
 from nanoskyrl.stages.core.errors import InputError, SettingsError, check_words
@@ -36,9 +35,10 @@ from nanoskyrl.stages.core.runs import version_of
 from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl.stages.core.trajectory import LOGPROBS_MODES, SPLITS, Trajectory, calls_to_json, from_table, to_table
-from nanoskyrl.stages.engines import AsyncEngine, Engine, Sampling, TokenEngine, make_engine
+from nanoskyrl.stages.engines.base import AsyncEngine, Engine, Sampling, TokenEngine, make_engine
+from nanoskyrl.stages.engines.concurrent_turns import play_concurrently, threads_for
+from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits, play
 from nanoskyrl.stages.models.policy import policy_digest
-from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
 
 if TYPE_CHECKING:
     from nanoskyrl.stages.score import Scorer

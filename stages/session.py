@@ -20,7 +20,7 @@ from nanoskyrl.stages.core.metrics import METRICS, MetricsLog
 from nanoskyrl.stages.core.registry import BUILTIN, lookup
 from nanoskyrl.stages.core.runs import EVALUATIONS, INPUT_OF, Run, RunConfig, is_main, step_of, version_of
 from nanoskyrl.stages.core.storage import is_local, make_directory, remove_tree, write_whole
-from nanoskyrl.stages.engines import AsyncEngine, Engine, TokenEngine, make_engine
+from nanoskyrl.stages.engines.base import AsyncEngine, Engine, TokenEngine, make_engine
 from nanoskyrl.stages.models.policy import (
     cached_digest,
     check_policy,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from nanoskyrl.algos.aggregate import reduction
 from nanoskyrl.algos.kl import KL_ESTIMATORS
 from nanoskyrl.stages.core.errors import SettingsError, check_words
-from nanoskyrl.stages.engines import check_device
+from nanoskyrl.stages.engines.base import check_device
 
 EMPTY_ROWS = ("count", "exclude")
 BACKBONES = ("own", "shared")

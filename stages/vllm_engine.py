@@ -25,7 +25,7 @@ import aiohttp
 import numpy as np
 
 from nanoskyrl.stages.core.errors import EngineError, ProofError, SettingsError
-from nanoskyrl.stages.engines import AsyncTokenEngine, Generation, Request, Sampling
+from nanoskyrl.stages.engines.base import AsyncTokenEngine, Generation, Request, Sampling
 from nanoskyrl.stages.models.policy import (
     find_base,
     frame_digest,

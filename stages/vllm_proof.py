@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoskyrl.stages.core.errors import EngineError, ProofError
-from nanoskyrl.stages.engines import Generation
+from nanoskyrl.stages.engines.base import Generation
 from nanoskyrl.stages.vllm_client import Client, Refused
 from nanoskyrl.stages.vllm_weights import expected_adapter_sums
 

@@ -8,11 +8,11 @@ import pyarrow as pa
 from running import ROOT, data_file
 
 from nanoskyrl.stages.core.shards import read_part
-from nanoskyrl.stages.engines import Engine
+from nanoskyrl.stages.engines.base import Engine
+from nanoskyrl.stages.engines.scripted import ScriptedConfig, ScriptedEngine
 from nanoskyrl.stages.eval import EvalConfig, evaluate
 from nanoskyrl.stages.models.policy import STARTER_DIRECTORY
 from nanoskyrl.stages.rollout import RolloutConfig
-from nanoskyrl.stages.scripted_engine import ScriptedConfig, ScriptedEngine
 
 OURS = ROOT / "tests" / "eval" / "data"
 SAMPLES = {

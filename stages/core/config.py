@@ -45,7 +45,7 @@ CONFIGS = {
     "eval": "nanoskyrl.stages.eval:EvalConfig",
     "loop": "nanoskyrl.stages.loop:LoopConfig",
     "run": "nanoskyrl.stages.core.runs:RunConfig",
-    "hf": "nanoskyrl.stages.engines:HfConfig",
+    "hf": "nanoskyrl.stages.engines.base:HfConfig",
     "vllm": "nanoskyrl.stages.vllm_config:VllmConfig",
 }
 """Where the settings of each table stand, in modules that do not load torch; plug-ins name theirs as `Config`."""

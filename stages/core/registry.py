@@ -25,10 +25,10 @@ ENVS = {
 }
 
 ENGINES = {
-    "hf": "nanoskyrl.stages.hf_engine:HfEngine",
+    "hf": "nanoskyrl.stages.engines.hf:HfEngine",
     "vllm": "nanoskyrl.stages.vllm_engine:VllmEngine",
-    "openai": "nanoskyrl.stages.openai_engine:OpenaiEngine",
-    "scripted": "nanoskyrl.stages.scripted_engine:ScriptedEngine",
+    "openai": "nanoskyrl.stages.engines.openai:OpenaiEngine",
+    "scripted": "nanoskyrl.stages.engines.scripted:ScriptedEngine",
 }
 
 BENCHES = {

@@ -16,8 +16,8 @@ from nanoskyrl.stages.core.manifest import check_may_leave, read_manifest
 from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl.stages.core.trajectory import WITHHELD, check
+from nanoskyrl.stages.engines.scripted import ScriptedConfig
 from nanoskyrl.stages.eval import settings_of
-from nanoskyrl.stages.scripted_engine import ScriptedConfig
 
 ALL = (*SAMPLES, *OWN)
 GRADED = [name for name in ALL if name not in UNGRADED]

@@ -13,8 +13,8 @@ from nanoskyrl.stages.core.errors import ConflictError, InputError
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.curve import curve, report_line
+from nanoskyrl.stages.engines.hf import HfEngine
 from nanoskyrl.stages.eval import settings_of
-from nanoskyrl.stages.hf_engine import HfEngine
 from nanoskyrl.stages.loop import loop
 from nanoskyrl.stages.models.policy import policy_digest
 from nanoskyrl.stages.session import Session

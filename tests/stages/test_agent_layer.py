@@ -10,11 +10,11 @@ from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.trajectory import to_table
-from nanoskyrl.stages.engines import Generation, HfConfig, Request, Sampling, TokenEngine
-from nanoskyrl.stages.hf_engine import HfEngine
+from nanoskyrl.stages.engines.base import Generation, HfConfig, Request, Sampling, TokenEngine
+from nanoskyrl.stages.engines.hf import HfEngine
+from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits, play
 from nanoskyrl.stages.models.policy import STARTER, resolve_policy
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
-from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
 
 
 @pytest.fixture(scope="module")

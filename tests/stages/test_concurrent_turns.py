@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from nanoskyrl.envs.base import Observation, Step, Task
-from nanoskyrl.stages.concurrent_turns import play_concurrently
 from nanoskyrl.stages.core.errors import EngineError
 from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.core.trajectory import to_table
-from nanoskyrl.stages.engines import AsyncTokenEngine, Generation, Sampling
+from nanoskyrl.stages.engines.base import AsyncTokenEngine, Generation, Sampling
+from nanoskyrl.stages.engines.concurrent_turns import play_concurrently
+from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits
 from nanoskyrl.stages.models.policy import load_tokenizer, resolve_policy
 from nanoskyrl.stages.models.rendering import Renderer
-from nanoskyrl.stages.turns import Attempt, Identity, Limits
 
 LIMITS = Limits(max_turns=3, max_generate_length=64, max_input_length=4096, max_sequence_length=4096)
 RENDERER = Renderer(load_tokenizer(resolve_policy("starter")))

@@ -20,8 +20,8 @@ def run(tmp_path, env, engine, **more):
     settings = SETTINGS.get(env, {})
     policy = None
     if engine == "hf":
-        from nanoskyrl.stages.engines import HfConfig
-        from nanoskyrl.stages.hf_engine import HfEngine
+        from nanoskyrl.stages.engines.base import HfConfig
+        from nanoskyrl.stages.engines.hf import HfEngine
         from nanoskyrl.stages.models.policy import STARTER, resolve_policy
 
         policy = resolve_policy(STARTER)

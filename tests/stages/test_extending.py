@@ -79,7 +79,7 @@ def test_an_algorithm_chosen_at_the_first_train_is_that_of_the_next_steps(here):
 
 def test_what_an_engine_without_our_policies_sampled_is_not_said_to_be_of_one(here):
     (here / "my_engine.py").write_text(
-        "from nanoskyrl.stages.scripted_engine import ScriptedEngine\nclass Mine(ScriptedEngine):\n    pass\n"
+        "from nanoskyrl.stages.engines.scripted import ScriptedEngine\nclass Mine(ScriptedEngine):\n    pass\n"
     )
     assert skyrl(["rollout", "--engine", "my_engine:Mine", *QUICK]) == 0
     made = here / "runs" / "default" / "step-000000" / "rollout"

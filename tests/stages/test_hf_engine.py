@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.engines import HfConfig, Request, Sampling
-from nanoskyrl.stages.hf_engine import HfEngine, draw
+from nanoskyrl.stages.engines.base import HfConfig, Request, Sampling
+from nanoskyrl.stages.engines.hf import HfEngine, draw
 from nanoskyrl.stages.models.policy import load_model, resolve_policy
 
 QUESTIONS = [

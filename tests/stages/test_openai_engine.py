@@ -10,10 +10,10 @@ import pytest
 from benches import run_bench, table_of
 from endpoints import endpoint
 
-from nanoskyrl.stages.chat_wire import text_of, to_wire
 from nanoskyrl.stages.core.errors import EngineError, SettingsError, ShortError
-from nanoskyrl.stages.engines import UNREACHABLE
-from nanoskyrl.stages.openai_engine import GIVE_UP_AFTER, OpenaiConfig, OpenaiEngine
+from nanoskyrl.stages.engines.base import UNREACHABLE
+from nanoskyrl.stages.engines.chat_wire import text_of, to_wire
+from nanoskyrl.stages.engines.openai import GIVE_UP_AFTER, OpenaiConfig, OpenaiEngine
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "6*7"}}</tool_call>'
 
@@ -341,7 +341,7 @@ def test_a_reply_that_drips_without_end_is_given_up(rows, tmp_path, monkeypatch)
         def log_message(self, *_):
             pass
 
-    monkeypatch.setattr("nanoskyrl.stages.openai_engine.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("nanoskyrl.stages.engines.openai.PAUSE_SECONDS", 0.0)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Drips)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -406,8 +406,8 @@ def test_sync_publishes_by_hard_links_and_proves_the_weights(shards, tmp_path):
 
 def test_sync_fails_when_the_engine_kept_the_old_weights(shards, tmp_path):
     # Pitfall 17.
-    from nanoskyrl.stages.engines import HfConfig
-    from nanoskyrl.stages.hf_engine import HfEngine
+    from nanoskyrl.stages.engines.base import HfConfig
+    from nanoskyrl.stages.engines.hf import HfEngine
     from nanoskyrl.stages.models.policy import publish
 
     class Stale(HfEngine):

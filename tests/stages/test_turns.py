@@ -7,10 +7,10 @@ import pytest
 from nanoskyrl.envs.base import Observation, Step, Task
 from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.core.trajectory import to_table
-from nanoskyrl.stages.engines import Generation, Sampling, TokenEngine
+from nanoskyrl.stages.engines.base import Generation, Sampling, TokenEngine
+from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits, play
 from nanoskyrl.stages.models.policy import load_tokenizer, resolve_policy
 from nanoskyrl.stages.models.rendering import Renderer
-from nanoskyrl.stages.turns import Attempt, Identity, Limits, play
 
 TASK = Task(task_id="t", split="train", prompt="Say something.", ground_truth="x")
 LIMITS = Limits(max_turns=4, max_generate_length=64, max_input_length=4096, max_sequence_length=4096)

@@ -24,8 +24,8 @@ from nanoskyrl.stages.core.errors import EngineError, ProofError
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, read_metrics
 from nanoskyrl.stages.core.shards import read_parts
-from nanoskyrl.stages.engines import HfConfig, Request, Sampling
-from nanoskyrl.stages.hf_engine import HfEngine
+from nanoskyrl.stages.engines.base import HfConfig, Request, Sampling
+from nanoskyrl.stages.engines.hf import HfEngine
 from nanoskyrl.stages.models.policy import PolicyInfo, load_model, policy_digest, resolve_policy, write_info
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.sync import deliver
@@ -494,8 +494,8 @@ def test_every_path_asks_for_the_key(engine):
 def test_slow_environments_step_while_others_generate(engine, tmp_path):
     from functools import partial
 
-    from nanoskyrl.stages.concurrent_turns import play_concurrently
-    from nanoskyrl.stages.turns import Attempt, Identity, Limits
+    from nanoskyrl.stages.engines.concurrent_turns import play_concurrently
+    from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits
 
     engine.load(STARTER)
     Chat.begun = 0

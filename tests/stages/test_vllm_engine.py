@@ -12,7 +12,7 @@ from aiohttp import web
 
 from nanoskyrl.stages import vllm_memory
 from nanoskyrl.stages.core.errors import EngineError, ProofError, SettingsError
-from nanoskyrl.stages.engines import Request, Sampling
+from nanoskyrl.stages.engines.base import Request, Sampling
 from nanoskyrl.stages.models.policy import policy_digest, resolve_policy
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.vllm_config import VllmConfig, groups_of_gpus

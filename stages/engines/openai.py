@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar, TypeVar
 
-from nanoskyrl.stages.chat_wire import TOOL_MODES, text_of, to_wire
 from nanoskyrl.stages.core.digests import digest_json
 from nanoskyrl.stages.core.errors import EngineError, SettingsError, check_words
-from nanoskyrl.stages.engines import UNREACHABLE, ChatEngine, ChatRequest, Reply, Sampling
+from nanoskyrl.stages.engines.base import UNREACHABLE, ChatEngine, ChatRequest, Reply, Sampling
+from nanoskyrl.stages.engines.chat_wire import TOOL_MODES, text_of, to_wire
 
 T = TypeVar("T")
 

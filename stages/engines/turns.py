@@ -20,7 +20,7 @@ from nanoskyrl.envs.memory import Memory
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.core.trajectory import STOP_REASONS, Trajectory, Turn
-from nanoskyrl.stages.engines import (
+from nanoskyrl.stages.engines.base import (
     ChatRequest,
     Engine,
     Generation,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.engines import Generation, HfConfig, Request, Sampling, TokenEngine
+from nanoskyrl.stages.engines.base import Generation, HfConfig, Request, Sampling, TokenEngine
 from nanoskyrl.stages.models.device import pick_device, pick_dtype
 from nanoskyrl.stages.models.kv_cache import empty_cache, forward, select_rows
 from nanoskyrl.stages.models.logprobs import sequence_logprobs

@@ -12,7 +12,7 @@ from typing import Any
 from nanoskyrl.envs.base import Environment, Task
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl.stages.engines import TextEngine
+from nanoskyrl.stages.engines.base import TextEngine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ from typing import Any
 
 from nanoskyrl.envs.base import Environment
 from nanoskyrl.stages.core.metrics import Stopwatch
-from nanoskyrl.stages.engines import AsyncEngine, AsyncTokenEngine, ChatEngine, Sampling
-from nanoskyrl.stages.turns import Attempt
+from nanoskyrl.stages.engines.base import AsyncEngine, AsyncTokenEngine, ChatEngine, Sampling
+from nanoskyrl.stages.engines.turns import Attempt
 
 THREADS = 32
 """Environments that step at once; more only take turns on Python's own lock."""
