@@ -105,7 +105,7 @@ class Bench:
 
     def config(self, **changes: Any) -> Any:
         """Return settings of the engine."""
-        from nanoskyrl.stages.vllm_config import VllmConfig
+        from nanoskyrl.stages.engines.vllm.config import VllmConfig
 
         base = {
             "gpus": "cpu" if self.cpu else "0", "python": self.args.python, "max_num_seqs": self.args.max_num_seqs,
@@ -375,7 +375,7 @@ def generated(bench: Bench, environment: Any, engine: Any, name: str, *, new: in
 
 def with_engine(bench: Bench, work: Callable[[Any], None], **changes: Any) -> None:
     """Start an engine, bring it to the model, work, and stop it."""
-    from nanoskyrl.stages.vllm_engine import VllmEngine
+    from nanoskyrl.stages.engines.vllm.engine import VllmEngine
 
     engine = VllmEngine(bench.config(**changes))
     engine.place = bench.place

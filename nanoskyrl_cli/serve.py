@@ -21,7 +21,7 @@ def serve(
 
     Example: skyrl serve --gpus 0-3
     """
-    from nanoskyrl.stages.serve import serve as stage
+    from nanoskyrl.stages.engines.vllm.serve import serve as stage
 
     flags = {"vllm": {"gpus": gpus, "tensor_parallel": tensor_parallel}}
     session = open_session(run, config, assignments, flags)

@@ -10,6 +10,8 @@ from nanoskyrl.stages.core.config import Settings, plugin_config, stage_config
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.runs import Run, RunConfig
+from nanoskyrl.stages.engines.vllm.config import VllmConfig
+from nanoskyrl.stages.engines.vllm.memory import choose_servers, kv_cache_bytes
 from nanoskyrl.stages.footprint import (
     BFLOAT16,
     FLOAT32,
@@ -23,8 +25,6 @@ from nanoskyrl.stages.models.policy import count_parameters, find_base, is_adapt
 from nanoskyrl.stages.placement import Placement
 from nanoskyrl.stages.session import check_first_policy
 from nanoskyrl.stages.train_config import backbone_or_default, rank_or_default, strategy_or_default
-from nanoskyrl.stages.vllm_config import VllmConfig
-from nanoskyrl.stages.vllm_memory import choose_servers, kv_cache_bytes
 
 TRAINING_HINT = (
     "Lower `train.max_tokens_per_micro_batch`, raise `train.gradient_checkpointing` to 1, "

@@ -46,7 +46,7 @@ CONFIGS = {
     "loop": "nanoskyrl.stages.loop:LoopConfig",
     "run": "nanoskyrl.stages.core.runs:RunConfig",
     "hf": "nanoskyrl.stages.engines.base:HfConfig",
-    "vllm": "nanoskyrl.stages.vllm_config:VllmConfig",
+    "vllm": "nanoskyrl.stages.engines.vllm.config:VllmConfig",
 }
 """Where the settings of each table stand, in modules that do not load torch; plug-ins name theirs as `Config`."""
 

@@ -26,7 +26,7 @@ ENVS = {
 
 ENGINES = {
     "hf": "nanoskyrl.stages.engines.hf:HfEngine",
-    "vllm": "nanoskyrl.stages.vllm_engine:VllmEngine",
+    "vllm": "nanoskyrl.stages.engines.vllm.engine:VllmEngine",
     "openai": "nanoskyrl.stages.engines.openai:OpenaiEngine",
     "scripted": "nanoskyrl.stages.engines.scripted:ScriptedEngine",
 }

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from nanoskyrl.stages import plan as plan_module
-from nanoskyrl.stages import vllm_memory
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.runs import Run
+from nanoskyrl.stages.engines.vllm import memory as vllm_memory
 from nanoskyrl.stages.footprint import Bytes, generation_memory, training_memory
 from nanoskyrl.stages.models.policy import STARTER_DIRECTORY, count_parameters
 from nanoskyrl.stages.plan import plan

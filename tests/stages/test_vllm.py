@@ -26,12 +26,12 @@ from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, read_metrics
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.engines.base import HfConfig, Request, Sampling
 from nanoskyrl.stages.engines.hf import HfEngine
+from nanoskyrl.stages.engines.vllm.config import VllmConfig
+from nanoskyrl.stages.engines.vllm.engine import VllmEngine
+from nanoskyrl.stages.engines.vllm.process import find_installation
 from nanoskyrl.stages.models.policy import PolicyInfo, load_model, policy_digest, resolve_policy, write_info
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.sync import deliver
-from nanoskyrl.stages.vllm_config import VllmConfig
-from nanoskyrl.stages.vllm_engine import VllmEngine
-from nanoskyrl.stages.vllm_process import find_installation
 
 STARTER = resolve_policy("starter")
 CONFIG = VllmConfig(gpus="cpu", max_num_seqs=64, kv_cache_gib=0.25, start_seconds=240)
@@ -254,7 +254,7 @@ def test_a_stop_string_ends_a_turn_and_stays_in_the_tokens(engine, prompt):
 
 
 def test_both_paths_give_the_same_tokens_and_know_models_by_name(engine, prompt):
-    from nanoskyrl.stages.vllm_client import Refused, sampling_body
+    from nanoskyrl.stages.engines.vllm.client import Refused, sampling_body
 
     engine.load(STARTER)
     client, server = engine._servers[0].client, engine._servers[0]
@@ -328,7 +328,7 @@ def test_an_adapter_is_merged_where_the_server_takes_none(engine, adapter, promp
 
 def test_an_adapter_that_never_arrives_is_found_out(adapter, tmp_path, monkeypatch):
     # Pitfall 17: the name is there, the weights are another's.
-    from nanoskyrl.stages.vllm_client import Client
+    from nanoskyrl.stages.engines.vllm.client import Client
 
     other = tmp_path / "other"
     shutil.copytree(adapter, other)
@@ -445,8 +445,8 @@ def test_a_server_killed_in_mid_rollout_is_started_again_and_nothing_is_lost_or_
 def test_a_server_ends_with_the_process_that_started_it_however_that_ends(tmp_path):
     program = f"""
 from pathlib import Path
-from nanoskyrl.stages.vllm_config import VllmConfig
-from nanoskyrl.stages.vllm_engine import VllmEngine
+from nanoskyrl.stages.engines.vllm.config import VllmConfig
+from nanoskyrl.stages.engines.vllm.engine import VllmEngine
 import threading
 engine = VllmEngine(VllmConfig(gpus="cpu"))
 engine.place = Path({str(tmp_path)!r})
@@ -539,7 +539,7 @@ def test_the_loop_keeps_its_servers_up_and_every_step_is_proved(tmp_path):
 
 def test_vllm_still_crashes_on_a_cpu_when_a_seeded_prefill_is_chunked(tmp_path):
     # When this fails upstream has mended it: `--no-enable-chunked-prefill` can go from vllm_process.py.
-    from nanoskyrl.stages.vllm_client import Lost, sampling_body
+    from nanoskyrl.stages.engines.vllm.client import Lost, sampling_body
 
     engine = start(tmp_path, args=("--enable-chunked-prefill", "--max-num-batched-tokens", "128"), self_test=0)
     try:
@@ -564,7 +564,7 @@ def test_the_command_of_the_cpu_build_still_does_not_start():
 def test_a_server_that_we_did_not_start_is_used_by_its_address(adapter, tmp_path, monkeypatch):
     import secrets
 
-    from nanoskyrl.stages.vllm_process import MODULE, free_port, server_environment
+    from nanoskyrl.stages.engines.vllm.process import MODULE, free_port, server_environment
 
     port, key = free_port(), secrets.token_hex(8)
     command = [

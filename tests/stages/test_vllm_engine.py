@@ -10,14 +10,12 @@ import pytest
 import torch
 from aiohttp import web
 
-from nanoskyrl.stages import vllm_memory
 from nanoskyrl.stages.core.errors import EngineError, ProofError, SettingsError
 from nanoskyrl.stages.engines.base import Request, Sampling
-from nanoskyrl.stages.models.policy import policy_digest, resolve_policy
-from nanoskyrl.stages.rollout import RolloutConfig, rollout
-from nanoskyrl.stages.vllm_config import VllmConfig, groups_of_gpus
-from nanoskyrl.stages.vllm_engine import VllmEngine
-from nanoskyrl.stages.vllm_process import (
+from nanoskyrl.stages.engines.vllm import memory as vllm_memory
+from nanoskyrl.stages.engines.vllm.config import VllmConfig, groups_of_gpus
+from nanoskyrl.stages.engines.vllm.engine import VllmEngine
+from nanoskyrl.stages.engines.vllm.process import (
     RESTARTS,
     WITHIN_SECONDS,
     Installation,
@@ -26,10 +24,12 @@ from nanoskyrl.stages.vllm_process import (
     server_arguments,
     server_environment,
 )
-from nanoskyrl.stages.vllm_servers import Address, Servers, read_servers, write_servers
-from nanoskyrl.stages.vllm_tokens import PATH as TOKENS_PATH
-from nanoskyrl.stages.vllm_weights import expected_sums
-from nanoskyrl.stages.vllm_worker import bit_sums
+from nanoskyrl.stages.engines.vllm.servers import Address, Servers, read_servers, write_servers
+from nanoskyrl.stages.engines.vllm.tokens import PATH as TOKENS_PATH
+from nanoskyrl.stages.engines.vllm.weights import expected_sums
+from nanoskyrl.stages.engines.vllm.worker import bit_sums
+from nanoskyrl.stages.models.policy import policy_digest, resolve_policy
+from nanoskyrl.stages.rollout import RolloutConfig, rollout
 
 STARTER = resolve_policy("starter")
 DIGEST = policy_digest(STARTER)

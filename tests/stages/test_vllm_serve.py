@@ -12,7 +12,7 @@ from running import SMALL, as_flags, skyrl
 
 from nanoskyrl.stages.core.errors import EngineError
 from nanoskyrl.stages.core.manifest import read_manifest
-from nanoskyrl.stages.vllm_process import find_installation
+from nanoskyrl.stages.engines.vllm.process import find_installation
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

@@ -15,10 +15,10 @@ from typing import Any
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.gpus import count_gpus
 from nanoskyrl.stages.core.storage import write_whole
+from nanoskyrl.stages.engines.vllm.config import VllmConfig, groups_of_gpus
+from nanoskyrl.stages.engines.vllm.memory import choose_servers
+from nanoskyrl.stages.engines.vllm.process import Installation, ServerProcess, find_installation
 from nanoskyrl.stages.models.policy import find_base, is_adapter, policy_digest
-from nanoskyrl.stages.vllm_config import VllmConfig, groups_of_gpus
-from nanoskyrl.stages.vllm_memory import choose_servers
-from nanoskyrl.stages.vllm_process import Installation, ServerProcess, find_installation
 
 SERVERS = "servers.json"
 KEY = "VLLM_API_KEY"

@@ -2,7 +2,7 @@
 
 Written for vLLM 0.26 to 0.32. Worked round, each with a test that notices when it is mended upstream:
 
-- CPU: a tied lm_head keeps stale packed weights after a reload (`vllm_worker.py` packs it again).
+- CPU: a tied lm_head keeps stale packed weights after a reload (`worker.py` packs it again).
 - CPU: a seeded request whose prefill is chunked crashes the engine; prefills are not chunked there.
 - CPU: the wheel's `vllm` command does not start; the server's module does, everywhere.
 - Keys guard /v1 alone, and weights are changed elsewhere: a middleware of ours guards every path.
@@ -28,17 +28,17 @@ from pathlib import Path
 
 from nanoskyrl.stages.core.errors import EngineError
 from nanoskyrl.stages.core.gpus import visible
-from nanoskyrl.stages.vllm_config import VllmConfig
-from nanoskyrl.stages.vllm_memory import kv_cache_bytes
+from nanoskyrl.stages.engines.vllm.config import VllmConfig
+from nanoskyrl.stages.engines.vllm.memory import kv_cache_bytes
 
 PYTHON = "NANOSKYRL_VLLM_PYTHON"
 """Names a Python that has vLLM, where it is not this one."""
 OLDEST = (0, 26)
 RESTARTS, WITHIN_SECONDS = 5, 1800.0
 """A server that has to be started again more often than this is given up."""
-WORKER = Path(__file__).with_name("vllm_worker.py")
+WORKER = Path(__file__).with_name("worker.py")
 WORKER_MODULE = "nanoskyrl_vllm_worker"
-TOKENS = Path(__file__).with_name("vllm_tokens.py")
+TOKENS = Path(__file__).with_name("tokens.py")
 TOKENS_MODULE = "nanoskyrl_vllm_tokens"
 MODULE = "vllm.entrypoints.openai.api_server"
 PROBE = """

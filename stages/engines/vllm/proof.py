@@ -7,8 +7,8 @@ from typing import Any
 
 from nanoskyrl.stages.core.errors import EngineError, ProofError
 from nanoskyrl.stages.engines.base import Generation
-from nanoskyrl.stages.vllm_client import Client, Refused
-from nanoskyrl.stages.vllm_weights import expected_adapter_sums
+from nanoskyrl.stages.engines.vllm.client import Client, Refused
+from nanoskyrl.stages.engines.vllm.weights import expected_adapter_sums
 
 SELF_TEST_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05}
 

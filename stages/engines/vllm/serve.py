@@ -14,9 +14,9 @@ from nanoskyrl.stages.core.errors import EngineError, OutputError
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.stopping import told_to_stop
 from nanoskyrl.stages.core.storage import make_directory
-from nanoskyrl.stages.vllm_config import VllmConfig
-from nanoskyrl.stages.vllm_process import ServerProcess, answers
-from nanoskyrl.stages.vllm_servers import SERVERS, Fleet, Servers, read_servers, write_servers
+from nanoskyrl.stages.engines.vllm.config import VllmConfig
+from nanoskyrl.stages.engines.vllm.process import ServerProcess, answers
+from nanoskyrl.stages.engines.vllm.servers import SERVERS, Fleet, Servers, read_servers, write_servers
 
 LOOK_SECONDS = 0.5
 SILENT_SECONDS = 60.0

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from nanoskyrl.stages.vllm_tokens import PATH as TOKENS_PATH
+from nanoskyrl.stages.engines.vllm.tokens import PATH as TOKENS_PATH
 
 
 class Lost(Exception):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.gpus import driver_lines
-from nanoskyrl.stages.vllm_config import VllmConfig
+from nanoskyrl.stages.engines.vllm.config import VllmConfig
 
 SPARED = 5 << 30
 """Bytes of a server's share that are left to what is neither weights nor keys and values: twice what was seen."""

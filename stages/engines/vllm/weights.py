@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.engines.vllm.worker import add, bit_sums, plus
 from nanoskyrl.stages.models.policy import is_adapter, load_model, policy_files
-from nanoskyrl.stages.vllm_worker import add, bit_sums, plus
 
 MEMORY = Path("/dev/shm")
 

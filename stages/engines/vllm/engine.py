@@ -26,6 +26,19 @@ import numpy as np
 
 from nanoskyrl.stages.core.errors import EngineError, ProofError, SettingsError
 from nanoskyrl.stages.engines.base import AsyncTokenEngine, Generation, Request, Sampling
+from nanoskyrl.stages.engines.vllm.client import Client, Lost, Refused, sampling_body
+from nanoskyrl.stages.engines.vllm.config import VllmConfig
+from nanoskyrl.stages.engines.vllm.process import ServerProcess
+from nanoskyrl.stages.engines.vllm.proof import (
+    SELF_TEST_TOLERANCE,
+    canary,
+    compare_adapter,
+    compare_weights,
+    note_change,
+    self_test,
+)
+from nanoskyrl.stages.engines.vllm.servers import SERVERS, Fleet, Servers, foreign, read_servers
+from nanoskyrl.stages.engines.vllm.weights import expected_sums, merged
 from nanoskyrl.stages.models.policy import (
     find_base,
     frame_digest,
@@ -37,19 +50,6 @@ from nanoskyrl.stages.models.policy import (
     text_config,
 )
 from nanoskyrl.stages.models.rendering import Renderer
-from nanoskyrl.stages.vllm_client import Client, Lost, Refused, sampling_body
-from nanoskyrl.stages.vllm_config import VllmConfig
-from nanoskyrl.stages.vllm_process import ServerProcess
-from nanoskyrl.stages.vllm_proof import (
-    SELF_TEST_TOLERANCE,
-    canary,
-    compare_adapter,
-    compare_weights,
-    note_change,
-    self_test,
-)
-from nanoskyrl.stages.vllm_servers import SERVERS, Fleet, Servers, foreign, read_servers
-from nanoskyrl.stages.vllm_weights import expected_sums, merged
 
 T = TypeVar("T")
 BFLOAT16_CANARY = 0.5
