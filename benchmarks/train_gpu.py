@@ -38,16 +38,16 @@ import numpy as np
 import torch
 
 from nanoskyrl.algos.off_policy import OffPolicyConfig
-from nanoskyrl.stages.batching import Sequences
 from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.footprint import training_memory
-from nanoskyrl.stages.learner import Learner
+from nanoskyrl.stages.learning.batching import Sequences
+from nanoskyrl.stages.learning.learner import Learner
+from nanoskyrl.stages.learning.objective import Objective
+from nanoskyrl.stages.learning.train_config import OptimizerConfig, TrainConfig
+from nanoskyrl.stages.learning.update import Update
 from nanoskyrl.stages.models import logprobs
 from nanoskyrl.stages.models.policy import STARTER_DIRECTORY, policy_files
 from nanoskyrl.stages.models.throughput import device_peak, training_flops
-from nanoskyrl.stages.objective import Objective
-from nanoskyrl.stages.train_config import OptimizerConfig, TrainConfig
-from nanoskyrl.stages.update import Update
 
 SHAPES: dict[str, dict[str, Any]] = {
     "1.5b": {

@@ -13,8 +13,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from nanoskyrl.stages import rank_errors
 from nanoskyrl.stages.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, NanoskyrlError
+from nanoskyrl.stages.learning import rank_errors
 from nanoskyrl_cli import (
     advantage,
     compare,

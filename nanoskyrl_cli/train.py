@@ -80,7 +80,7 @@ def train(
     flags = {"train": {"algo": algo, "lr": lr, "lora_rank": lora_rank, "allow_estimator": allow_estimator or None}}
     session = open_session(run, config, assignments, flags, ahead=follow)
     if num_processes > 1 and "WORLD_SIZE" not in os.environ:
-        from nanoskyrl.stages.parallel import launch
+        from nanoskyrl.stages.learning.process_group import launch
 
         session.first_policy()  # once, before there are several to do it
         launch(["-m", "nanoskyrl_cli.main", *sys.argv[1:]], num_processes)

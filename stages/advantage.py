@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from nanoskyrl.algos.advantages import Batch, Estimates, Estimator, has_spread
 from nanoskyrl.algos.shaping import first_groups, groups_with_spread, is_overlong, overlong_punishment
-from nanoskyrl.stages.advantage_config import AdvantageConfig
 from nanoskyrl.stages.core.config import to_plain
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.manifest import Head, Manifest, Output, open_output, read_manifest
@@ -23,13 +22,14 @@ from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, mean
 from nanoskyrl.stages.core.registry import lookup, plugin_digests, plugin_errors
 from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.core.trajectory import check, list_column, row_arrays, schema_of
-from nanoskyrl.stages.episodes import Episode, Episodes, batch_of, estimates_by_row, gather
-from nanoskyrl.stages.kl_in_reward import FACT, coefficient, facts_of, penalties
+from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
+from nanoskyrl.stages.learning.kl_in_reward import FACT, coefficient, facts_of, penalties
+from nanoskyrl.stages.learning.trajectories import Episode, Episodes, batch_of, estimates_by_row, gather
 from nanoskyrl.stages.models.policy import check_critic, critic_digest, policy_digest
 from nanoskyrl.stages.models.vocabulary import check_token_ids
 
 if TYPE_CHECKING:
-    from nanoskyrl.stages.passes import Passes, Wanted
+    from nanoskyrl.stages.learning.model_columns import Passes, Wanted
 
 PASSED = ("old_logprobs", "ref_logprobs", "values")
 Rows = list[np.ndarray | None]
@@ -180,7 +180,7 @@ def advantage_columns(
         reasons = drop_reasons(episodes, config)
     asks, passed = _asks(config, estimator), {}
     if asks:
-        from nanoskyrl.stages.passes import Wanted
+        from nanoskyrl.stages.learning.model_columns import Wanted
 
         wanted = Wanted(policy=models.policy, reference=models.reference, **{name: name in asks for name in PASSED})
         with watch("passes"):
@@ -262,8 +262,8 @@ def _head(
 
 
 def _fresh_passes() -> "Passes":
-    from nanoskyrl.stages.learner import Learner
-    from nanoskyrl.stages.passes import Passes
+    from nanoskyrl.stages.learning.learner import Learner
+    from nanoskyrl.stages.learning.model_columns import Passes
 
     return Passes(Learner())
 

@@ -19,11 +19,11 @@ from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.storage import whole_file
+from nanoskyrl.stages.learning.objective import Objective, Terms
+from nanoskyrl.stages.learning.recipe import check_start, read_kept, recipe_of
+from nanoskyrl.stages.learning.train_config import TrainConfig
+from nanoskyrl.stages.learning.update import Update
 from nanoskyrl.stages.models.policy import policy_digest
-from nanoskyrl.stages.objective import Objective, Terms
-from nanoskyrl.stages.recipe import check_start, read_kept, recipe_of
-from nanoskyrl.stages.train_config import TrainConfig
-from nanoskyrl.stages.update import Update
 
 SCHEMA = pa.schema(
     [

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from nanoskyrl.stages.train_config import FULL_BELOW, ZERO_BUCKET, TrainConfig, strategy_or_default
+from nanoskyrl.stages.learning.train_config import FULL_BELOW, ZERO_BUCKET, TrainConfig, strategy_or_default
 
 FLOAT32, BFLOAT16, NF4 = 4, 2, 0.56
 """Bytes of a number; NF4's with the scales of its blocks."""

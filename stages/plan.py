@@ -21,10 +21,10 @@ from nanoskyrl.stages.footprint import (
     serving_memory,
     training_memory,
 )
+from nanoskyrl.stages.learning.train_config import backbone_or_default, rank_or_default, strategy_or_default
 from nanoskyrl.stages.models.policy import count_parameters, find_base, is_adapter, resolve_policy
 from nanoskyrl.stages.placement import Placement
 from nanoskyrl.stages.session import check_first_policy
-from nanoskyrl.stages.train_config import backbone_or_default, rank_or_default, strategy_or_default
 
 TRAINING_HINT = (
     "Lower `train.max_tokens_per_micro_batch`, raise `train.gradient_checkpointing` to 1, "

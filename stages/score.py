@@ -23,7 +23,6 @@ import pyarrow.compute as pc
 from nanoskyrl.envs.base import Environment, Score
 from nanoskyrl.envs.judge import PLACES, Judge, JudgeConfig
 from nanoskyrl.envs.workers import Workers
-from nanoskyrl.stages.advantage_config import sampling_of
 from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import Head, Manifest, open_output, read_manifest
@@ -31,6 +30,7 @@ from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, mean
 from nanoskyrl.stages.core.registry import load_attribute, lookup, plugin_errors
 from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.core.trajectory import Trajectory, check, from_table, schema_of, to_json
+from nanoskyrl.stages.learning.advantage_config import sampling_of
 from nanoskyrl.stages.rollout import without_places
 
 Scorer = Callable[[Trajectory], Score]

@@ -242,7 +242,7 @@ class Session:
         Args:
             source: Scored shards, whose manifest says how they were sampled; None: by rollouts still to come.
         """
-        from nanoskyrl.stages.advantage_config import Sampling, sampling_of, settled
+        from nanoskyrl.stages.learning.advantage_config import Sampling, sampling_of, settled
 
         sampling = sampling_of(to_plain(self.rollout_config()))
         if source is not None:
@@ -284,8 +284,8 @@ class Session:
 
     def _passes_up(self) -> Any:
         """Return the models of `advantage`, with the settings of training; they stay up if anything does."""
-        from nanoskyrl.stages.passes import Passes
-        from nanoskyrl.stages.recipe import recipe_of
+        from nanoskyrl.stages.learning.model_columns import Passes
+        from nanoskyrl.stages.learning.recipe import recipe_of
 
         config = stage_config(self.settings, "train")
         if not self.keep_up:
@@ -582,7 +582,7 @@ class Session:
         if not self.keep_up:
             return None
         if self._learner is None:
-            from nanoskyrl.stages.recipe import recipe_of
+            from nanoskyrl.stages.learning.recipe import recipe_of
 
             self._learner = recipe_of(config, self.settings).learner()
         return self._learner

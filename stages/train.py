@@ -15,20 +15,20 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from nanoskyrl.stages.batching import read_sequences
 from nanoskyrl.stages.core.config import to_plain
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import ConflictError, EngineError, InputError
 from nanoskyrl.stages.core.manifest import Head, Manifest, is_finished, open_output, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value
-from nanoskyrl.stages.learner import Learner, one_temperature
+from nanoskyrl.stages.learning.batching import read_sequences
+from nanoskyrl.stages.learning.learner import Learner, one_temperature
+from nanoskyrl.stages.learning.process_group import join
+from nanoskyrl.stages.learning.recipe import Recipe, recipe_of
+from nanoskyrl.stages.learning.train_config import TrainConfig
+from nanoskyrl.stages.learning.update import Update, mini_batches
+from nanoskyrl.stages.learning.update_inputs import Sources, open_sources
 from nanoskyrl.stages.models.device import pick_device
 from nanoskyrl.stages.models.policy import critic_digest, policy_digest
-from nanoskyrl.stages.parallel import join
-from nanoskyrl.stages.recipe import Recipe, recipe_of
-from nanoskyrl.stages.sources import Sources, open_sources
-from nanoskyrl.stages.train_config import TrainConfig
-from nanoskyrl.stages.update import Update, mini_batches
 
 NOT_IN_MANIFEST = ("device",)
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanoskyrl.stages.batching import Sequences
+from nanoskyrl.stages.learning.batching import Sequences
 
 LENGTHS = ((5, 9), (3, 1), (1, 14), (7, 3), (4, 6), (2, 11), (6, 6), (3, 13))
 """Of the prompt and the response of each row."""

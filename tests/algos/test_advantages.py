@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from nanoskyrl.algos.advantages import group_normalized, has_spread, mean_normalized
 from nanoskyrl.stages.advantage import add_advantages, summary
-from nanoskyrl.stages.advantage_config import AdvantageConfig
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.trajectory import Trajectory, row_arrays, to_table
+from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
 
 HALF_ROOT = math.sqrt(0.5)  # two members: the deviations are half the gap, the standard deviation gap / sqrt(2)
 REWARDS = st.lists(st.floats(-100, 100).map(lambda x: round(x, 3)), min_size=2, max_size=12)

@@ -460,7 +460,7 @@ BEFORE_ANY_MODEL = (
 
 @pytest.mark.parametrize("name", BEFORE_ANY_MODEL)
 def test_settings_that_cannot_work_are_refused_before_any_model_is_loaded(name, spoilt, monkeypatch):
-    import nanoskyrl.stages.learner as learner
+    import nanoskyrl.stages.learning.learner as learner
 
     monkeypatch.setattr(learner, "load_model", None)  # called, it would be a TypeError
     arrange, code, _, _ = CASES[name]
@@ -478,7 +478,7 @@ def test_settings_that_cannot_work_are_refused_before_any_model_is_loaded(name, 
 def test_rows_whose_log_probs_cannot_make_a_ratio_are_refused_before_any_model_is_loaded(
     sampled, says, tmp_path, monkeypatch, capsys
 ):
-    import nanoskyrl.stages.learner as learner
+    import nanoskyrl.stages.learning.learner as learner
 
     monkeypatch.setattr(learner, "load_model", None)
     flags = [*as_flags({"rollout": {**SMALL["rollout"], **sampled}}), "--run", str(tmp_path / "run")]

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from nanoskyrl.stages.core.manifest import read_manifest
-from nanoskyrl.stages.learner import Learner
+from nanoskyrl.stages.learning.learner import Learner
+from nanoskyrl.stages.learning.recipe import read_kept, recipe_of
+from nanoskyrl.stages.learning.train_config import TrainConfig
+from nanoskyrl.stages.learning.update import Update
 from nanoskyrl.stages.models.policy import weights_digest
-from nanoskyrl.stages.recipe import read_kept, recipe_of
-from nanoskyrl.stages.train_config import TrainConfig
-from nanoskyrl.stages.update import Update
 
 
 def main() -> None:

@@ -16,8 +16,6 @@ from nanoskyrl.algos.advantages import EstimatorConfig
 from nanoskyrl.algos.cov import ClipCovConfig, KlCovConfig
 from nanoskyrl.algos.off_policy import OffPolicyConfig
 from nanoskyrl.stages.advantage import Models, add_advantages
-from nanoskyrl.stages.advantage_config import AdvantageConfig, Sampling, settled
-from nanoskyrl.stages.batching import read_sequences
 from nanoskyrl.stages.compare import compare
 from nanoskyrl.stages.core.config import merge, stage_config
 from nanoskyrl.stages.core.errors import ConflictError, EngineError, InputError, SettingsError
@@ -27,12 +25,14 @@ from nanoskyrl.stages.core.registry import ALGOS, lookup
 from nanoskyrl.stages.core.runs import STAGES, Run
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.trajectory import Turn, row_arrays, to_table
-from nanoskyrl.stages.learner import Learner
+from nanoskyrl.stages.learning.advantage_config import AdvantageConfig, Sampling, settled
+from nanoskyrl.stages.learning.batching import read_sequences
+from nanoskyrl.stages.learning.learner import Learner
+from nanoskyrl.stages.learning.objective import Objective
+from nanoskyrl.stages.learning.train_config import CriticConfig, OptimizerConfig, TrainConfig
 from nanoskyrl.stages.loop import loop
 from nanoskyrl.stages.models.policy import critic_digest, resolve_policy, weights_digest
-from nanoskyrl.stages.objective import Objective
 from nanoskyrl.stages.session import Session
-from nanoskyrl.stages.train_config import CriticConfig, OptimizerConfig, TrainConfig
 from nanoskyrl.stages.verify import verify
 
 STARTER = resolve_policy("starter")
@@ -697,7 +697,7 @@ def test_a_dry_advantage_publishes_no_policy(tmp_path):
 
 
 def test_a_dry_advantage_loads_no_model(grpo, monkeypatch):
-    import nanoskyrl.stages.learner as learner
+    import nanoskyrl.stages.learning.learner as learner
 
     monkeypatch.setattr(learner, "load_model", None)
     assert Session(grpo, settings("grpo")).preview_advantage().num_rows == 16

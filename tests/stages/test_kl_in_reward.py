@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 from running import SMALL, same_bytes
 
-from nanoskyrl.stages.advantage_config import AdvantageConfig
 from nanoskyrl.stages.core.config import merge
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import read_manifest
@@ -17,7 +16,8 @@ from nanoskyrl.stages.core.metrics import read_metrics
 from nanoskyrl.stages.core.runs import STAGES, Run
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.trajectory import row_arrays
-from nanoskyrl.stages.kl_in_reward import FACT
+from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
+from nanoskyrl.stages.learning.kl_in_reward import FACT
 from nanoskyrl.stages.loop import loop
 from nanoskyrl.stages.session import Session
 from nanoskyrl.stages.verify import verify

@@ -19,14 +19,14 @@ from nanoskyrl.stages.core.errors import InputError, ProofError, SettingsError
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.runs import Run
-from nanoskyrl.stages.learner import Learner
+from nanoskyrl.stages.learning.learner import Learner
+from nanoskyrl.stages.learning.objective import Objective
+from nanoskyrl.stages.learning.optim import Masters, make_optimizer
+from nanoskyrl.stages.learning.train_config import CriticConfig, OptimizerConfig, TrainConfig
+from nanoskyrl.stages.learning.update import Update
 from nanoskyrl.stages.loop import LoopConfig, loop
 from nanoskyrl.stages.models.policy import is_adapter, read_info, resolve_policy
-from nanoskyrl.stages.objective import Objective
-from nanoskyrl.stages.optim import Masters, make_optimizer
 from nanoskyrl.stages.session import Session
-from nanoskyrl.stages.train_config import CriticConfig, OptimizerConfig, TrainConfig
-from nanoskyrl.stages.update import Update
 
 STARTER = resolve_policy("starter")
 
@@ -303,5 +303,7 @@ def test_a_tracker_that_is_not_known_or_not_installed_is_refused(monkeypatch):
 
 
 def test_reading_settings_loads_no_torch():
-    program = "import sys; from nanoskyrl.stages.train_config import TrainConfig; sys.exit('torch' in sys.modules)"
+    program = (
+        "import sys; from nanoskyrl.stages.learning.train_config import TrainConfig; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

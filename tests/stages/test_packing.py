@@ -11,18 +11,18 @@ from torch._dynamo.utils import counters
 from torch.nn.functional import log_softmax
 
 from nanoskyrl.algos.off_policy import OffPolicyConfig
-from nanoskyrl.stages.batching import collate, micro_batches
 from nanoskyrl.stages.core.registry import lookup
-from nanoskyrl.stages.learner import Learner
+from nanoskyrl.stages.learning.batching import collate, micro_batches
+from nanoskyrl.stages.learning.learner import Learner
+from nanoskyrl.stages.learning.objective import Objective
+from nanoskyrl.stages.learning.process_group import World, share_out
+from nanoskyrl.stages.learning.train_config import OptimizerConfig, TrainConfig
+from nanoskyrl.stages.learning.update import Update
 from nanoskyrl.stages.models import logprobs as logprobs_module
 from nanoskyrl.stages.models.checkpointing import keep_less
 from nanoskyrl.stages.models.logprobs import sequence_logprobs
 from nanoskyrl.stages.models.packing import is_packing, padding_is_faster, prepare_packing
 from nanoskyrl.stages.models.policy import resolve_policy
-from nanoskyrl.stages.objective import Objective
-from nanoskyrl.stages.parallel import World, share_out
-from nanoskyrl.stages.train_config import OptimizerConfig, TrainConfig
-from nanoskyrl.stages.update import Update
 
 
 def padded(sequences):
@@ -148,7 +148,7 @@ def loss_and_gradient(sequences, *, packing, max_tokens, algo="grpo", size=None,
     learner.load(resolve_policy("starter"))
     if size is not None:
         monkeypatch.setattr(
-            "nanoskyrl.stages.batching.micro_batches",
+            "nanoskyrl.stages.learning.batching.micro_batches",
             lambda lengths, *_, **__: [
                 list(range(start, min(start + size, len(lengths)))) for start in range(0, len(lengths), size)
             ],

@@ -9,9 +9,9 @@ from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.engines.vllm import memory as vllm_memory
 from nanoskyrl.stages.footprint import Bytes, generation_memory, training_memory
+from nanoskyrl.stages.learning.train_config import TrainConfig
 from nanoskyrl.stages.models.policy import STARTER_DIRECTORY, count_parameters
 from nanoskyrl.stages.plan import plan
-from nanoskyrl.stages.train_config import TrainConfig
 
 GIB = 1 << 30
 QWEN = {

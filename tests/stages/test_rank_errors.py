@@ -12,7 +12,7 @@ from running import SMALL, skyrl
 
 from nanoskyrl.stages.core.errors import NanoskyrlError
 from nanoskyrl.stages.core.runs import Run
-from nanoskyrl.stages.parallel import launch
+from nanoskyrl.stages.learning.process_group import launch
 from nanoskyrl.stages.session import Session
 
 SCRIPT = """

@@ -10,13 +10,13 @@ from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.metrics import read_metrics
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.trajectory import row_arrays
+from nanoskyrl.stages.learning.recipe import recipe_of
+from nanoskyrl.stages.learning.train_config import TrainConfig
+from nanoskyrl.stages.learning.update_inputs import open_sources
 from nanoskyrl.stages.loop import loop
 from nanoskyrl.stages.models.policy import resolve_policy
-from nanoskyrl.stages.recipe import recipe_of
 from nanoskyrl.stages.session import Session
-from nanoskyrl.stages.sources import open_sources
 from nanoskyrl.stages.train import old_logprobs_of
-from nanoskyrl.stages.train_config import TrainConfig
 
 STEPS = merge(SMALL, {"train": {"lr": 3e-3}, "loop": {"steps": 3}})
 WEIGHED = {"off_policy": {"weight": "token"}}

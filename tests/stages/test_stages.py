@@ -10,21 +10,21 @@ import pytest
 from nanoskyrl.envs.base import Score
 from nanoskyrl.stages.advantage import Models, add_advantages, advantage
 from nanoskyrl.stages.advantage import preview as preview_advantage
-from nanoskyrl.stages.advantage_config import AdvantageConfig
 from nanoskyrl.stages.compare import compare
 from nanoskyrl.stages.core.errors import ConflictError, InputError, ProofError, SettingsError
 from nanoskyrl.stages.core.manifest import Head, open_output, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, read_metrics
 from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.core.trajectory import check, from_table, list_column, row_arrays, schema_of, to_table
-from nanoskyrl.stages.learner import Learner
+from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
+from nanoskyrl.stages.learning.learner import Learner
+from nanoskyrl.stages.learning.train_config import OptimizerConfig, TrainConfig
 from nanoskyrl.stages.models.policy import policy_digest, read_info, resolve_policy
 from nanoskyrl.stages.rollout import RolloutConfig, choose_tasks, prepare, rollout
 from nanoskyrl.stages.score import ScoreConfig, score, score_table, weighted
 from nanoskyrl.stages.show import headline
 from nanoskyrl.stages.sync import SyncConfig, sync
 from nanoskyrl.stages.train import preview, train
-from nanoskyrl.stages.train_config import OptimizerConfig, TrainConfig
 
 STARTER = resolve_policy("starter")
 SMALL = RolloutConfig(train_batch_size=4, n_samples_per_prompt=4, max_generate_length=32, rows_per_part=8)
@@ -342,7 +342,7 @@ def test_the_next_step_goes_on_from_the_saved_optimizer(shards, tmp_path):
 
 
 def test_a_live_learner_and_a_fresh_one_end_with_the_same_bytes(shards, tmp_path):
-    from nanoskyrl.stages.learner import Learner
+    from nanoskyrl.stages.learning.learner import Learner
 
     live = Learner()
     train(shards / "advantage", tmp_path / "a1", TrainConfig(), policy=STARTER, engine=live)

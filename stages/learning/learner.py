@@ -15,10 +15,20 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all, idle_batch, response_part
 from nanoskyrl.stages.core.digests import digest_json
 from nanoskyrl.stages.core.errors import EngineError, InputError, SettingsError
 from nanoskyrl.stages.core.storage import make_directory, sync_tree, write_errors
+from nanoskyrl.stages.learning.batching import MicroBatch, Sequences, collate_all, idle_batch, response_part
+from nanoskyrl.stages.learning.optim import Masters, check_bitsandbytes, make_optimizer, use_settings
+from nanoskyrl.stages.learning.process_group import accelerator_of, device_of, join, strategy_of
+from nanoskyrl.stages.learning.train_config import (
+    DEFAULT_LORA_ALPHA,
+    FULL_BELOW,
+    CriticConfig,
+    OptimizerConfig,
+    backbone_or_default,
+    rank_or_default,
+)
 from nanoskyrl.stages.models.adapters import keep_gradients, rank_of, with_adapters
 from nanoskyrl.stages.models.checkpointing import keep_less
 from nanoskyrl.stages.models.critic import Critic, load_critic, new_critic
@@ -40,16 +50,6 @@ from nanoskyrl.stages.models.policy import (
 )
 from nanoskyrl.stages.models.throughput import device_peak, training_flops
 from nanoskyrl.stages.models.write_policy import write_policy
-from nanoskyrl.stages.optim import Masters, check_bitsandbytes, make_optimizer, use_settings
-from nanoskyrl.stages.parallel import accelerator_of, device_of, join, strategy_of
-from nanoskyrl.stages.train_config import (
-    DEFAULT_LORA_ALPHA,
-    FULL_BELOW,
-    CriticConfig,
-    OptimizerConfig,
-    backbone_or_default,
-    rank_or_default,
-)
 
 DEFAULT_LR = {"full_small": 2e-4, "full": 1e-6, "lora": 1e-4}
 CRITIC_LR_FACTOR = 5

@@ -17,13 +17,20 @@ from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.kl import K3_LIMIT, kl
 from nanoskyrl.algos.off_policy import OffPolicyConfig, correction, mean_weight, negative_rows_gone
 from nanoskyrl.algos.value_loss import value_loss
-from nanoskyrl.stages.batching import MicroBatch, Sequences, collate_all, response_part, with_marks, with_weights
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.registry import plugin_errors
-from nanoskyrl.stages.learner import Learner
-from nanoskyrl.stages.marks import marked_tokens
-from nanoskyrl.stages.train_config import CriticConfig, TrainConfig
+from nanoskyrl.stages.learning.batching import (
+    MicroBatch,
+    Sequences,
+    collate_all,
+    response_part,
+    with_marks,
+    with_weights,
+)
+from nanoskyrl.stages.learning.learner import Learner
+from nanoskyrl.stages.learning.token_selection import marked_tokens
+from nanoskyrl.stages.learning.train_config import CriticConfig, TrainConfig
 
 
 @dataclass(frozen=True, slots=True)

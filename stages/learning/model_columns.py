@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from nanoskyrl.stages.batching import Sequences, read_sequences
-from nanoskyrl.stages.learner import Learner, one_temperature
+from nanoskyrl.stages.learning.batching import Sequences, read_sequences
+from nanoskyrl.stages.learning.learner import Learner, one_temperature
+from nanoskyrl.stages.learning.train_config import CriticConfig, OptimizerConfig
 from nanoskyrl.stages.models.policy import critic_digest, is_adapter, policy_digest, read_info
-from nanoskyrl.stages.train_config import CriticConfig, OptimizerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

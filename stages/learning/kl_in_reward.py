@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from nanoskyrl.algos.kl import adapted
-from nanoskyrl.stages.advantage_config import AdvantageConfig
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import Manifest
+from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
 
 FACT = "kl_in_reward"
 """In the manifest of an `advantage` whose coefficient adapts: coef, the one in force; kl, the mean over rows of their

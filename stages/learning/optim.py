@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nanoskyrl.stages.core.errors import SettingsError
-from nanoskyrl.stages.train_config import OptimizerConfig
+from nanoskyrl.stages.learning.train_config import OptimizerConfig
 
 
 class Masters:

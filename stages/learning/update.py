@@ -8,11 +8,11 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from nanoskyrl.stages.batching import MicroBatch, Sequences
 from nanoskyrl.stages.core.metrics import Stopwatch, Value, mean, peak_memory_bytes
-from nanoskyrl.stages.learner import Learner, StepResult
-from nanoskyrl.stages.objective import Objective, Terms
-from nanoskyrl.stages.parallel import World
+from nanoskyrl.stages.learning.batching import MicroBatch, Sequences
+from nanoskyrl.stages.learning.learner import Learner, StepResult
+from nanoskyrl.stages.learning.objective import Objective, Terms
+from nanoskyrl.stages.learning.process_group import World
 
 DIAGNOSTICS = pa.schema(
     [

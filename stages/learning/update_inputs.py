@@ -16,7 +16,7 @@ from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import Manifest, read_manifest
 from nanoskyrl.stages.core.metrics import Value
 from nanoskyrl.stages.core.runs import step_of, version_of
-from nanoskyrl.stages.recipe import Recipe, check_start, read_kept
+from nanoskyrl.stages.learning.recipe import Recipe, check_start, read_kept
 
 
 @dataclass(frozen=True, slots=True)

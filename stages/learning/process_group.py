@@ -18,9 +18,9 @@ import numpy as np
 import psutil
 import torch
 
-from nanoskyrl.stages import rank_errors
 from nanoskyrl.stages.core.errors import SettingsError
-from nanoskyrl.stages.train_config import ZERO_BUCKET, OptimizerConfig, strategy_or_default
+from nanoskyrl.stages.learning import rank_errors
+from nanoskyrl.stages.learning.train_config import ZERO_BUCKET, OptimizerConfig, strategy_or_default
 
 T = TypeVar("T")
 

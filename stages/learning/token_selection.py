@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from nanoskyrl.algos.base import Algorithm
-from nanoskyrl.stages.batching import Sequences
 from nanoskyrl.stages.core.registry import plugin_errors
+from nanoskyrl.stages.learning.batching import Sequences
 
 
 def marked_tokens(

@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.off_policy import OffPolicyConfig
-from nanoskyrl.stages.batching import PER_TOKEN, read_sequences
 from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import InputError, SettingsError
@@ -27,11 +26,12 @@ from nanoskyrl.stages.core.manifest import Manifest
 from nanoskyrl.stages.core.registry import lookup, plugin_digests
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.trajectory import check
-from nanoskyrl.stages.learner import Learner, one_temperature
+from nanoskyrl.stages.learning.batching import PER_TOKEN, read_sequences
+from nanoskyrl.stages.learning.learner import Learner, one_temperature
+from nanoskyrl.stages.learning.objective import Objective
+from nanoskyrl.stages.learning.train_config import CriticConfig, OptimizerConfig, TrainConfig, check_horizon
 from nanoskyrl.stages.models.policy import critic_digest, policy_digest
 from nanoskyrl.stages.models.vocabulary import check_token_ids
-from nanoskyrl.stages.objective import Objective
-from nanoskyrl.stages.train_config import CriticConfig, OptimizerConfig, TrainConfig, check_horizon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from nanoskyrl.algos.advantages import EstimatorConfig
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.kl import KL_ESTIMATORS
 from nanoskyrl.stages.core.errors import SettingsError, check_words
-from nanoskyrl.stages.train_config import TrainConfig
+from nanoskyrl.stages.learning.train_config import TrainConfig
 
 KL_CTRL = ("fixed", "adaptive")
 OLD_LOGPROBS = ("rollout", "recompute")

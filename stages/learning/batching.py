@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nanoskyrl.stages.core.trajectory import row_arrays
-from nanoskyrl.stages.parallel import World, share_out
+from nanoskyrl.stages.learning.process_group import World, share_out
 
 PER_TOKEN = ("logprobs", "old_logprobs", "ref_logprobs", "advantages", "returns", "values")
 """Columns with one number a response token that training reads."""
