@@ -32,7 +32,7 @@ def init(
         build_starter(place, report=say)
         say(f"Made the starter policy at {place}")
         return
-    from nanoskyrl.stages.session import check_place
+    from nanoskyrl.stages.running.session import check_place
     from nanoskyrl.stages.template import write_settings
     from nanoskyrl_cli.options import settings_of
 

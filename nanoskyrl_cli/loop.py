@@ -48,7 +48,7 @@ def loop(
     Example: skyrl loop --preset quickstart
     """
     from nanoskyrl.stages.curve import curve, report_line
-    from nanoskyrl.stages.loop import loop as run_loop
+    from nanoskyrl.stages.running.loop import loop as run_loop
 
     flags = {
         "run": {"policy": policy, "seed": seed, "lag": lag},

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from nanoskyrl.stages.session import Outcome, Session
+    from nanoskyrl.stages.running.session import Outcome, Session
 
 RunOption = Annotated[
     str | None, typer.Option("--run", help="Run directory; default $SKYRL_RUN, then runs/default.", show_default=False)
@@ -116,7 +116,7 @@ def open_session(
         ahead: Training stays up, and does not wait for `sync`.
     """
     from nanoskyrl.stages.rollout import RolloutConfig
-    from nanoskyrl.stages.session import Session
+    from nanoskyrl.stages.running.session import Session
 
     found, settings, given = settings_of(run, config, assignments, flags)
     wanted = {key: value for key, value in (of_env or {}).items() if value is not None}
@@ -156,7 +156,7 @@ def settings_of(
     from nanoskyrl.stages.core.config import merge, parse_set, read_file
     from nanoskyrl.stages.core.runs import Run, default_run
     from nanoskyrl.stages.core.storage import as_path
-    from nanoskyrl.stages.session import settings_for
+    from nanoskyrl.stages.running.session import settings_for
 
     found = Run(as_path(run or default_run()))
     flagged = {

@@ -87,7 +87,7 @@ def train(
         return 0
     if follow:
         from nanoskyrl.stages.core.config import stage_config
-        from nanoskyrl.stages.follow import follow as stage
+        from nanoskyrl.stages.running.standing_trainer import follow as stage
 
         say(f"Following {session.run.root}: each step is trained when its scores are finished.")
         done = stage(session, steps=steps, keep_states=stage_config(session.settings, "loop").keep_states, say=say)

@@ -23,8 +23,8 @@ from nanoskyrl.stages.footprint import (
 )
 from nanoskyrl.stages.learning.train_config import backbone_or_default, rank_or_default, strategy_or_default
 from nanoskyrl.stages.models.policy import count_parameters, find_base, is_adapter, resolve_policy
-from nanoskyrl.stages.placement import Placement
-from nanoskyrl.stages.session import check_first_policy
+from nanoskyrl.stages.running.placement import Placement
+from nanoskyrl.stages.running.session import check_first_policy
 
 TRAINING_HINT = (
     "Lower `train.max_tokens_per_micro_batch`, raise `train.gradient_checkpointing` to 1, "
@@ -46,7 +46,7 @@ def plan(run: Run, settings: Settings) -> dict[str, Any]:
         InputError: the policy is not there.
         SettingsError: what is asked for cannot fit where it is asked for.
     """
-    from nanoskyrl.stages.loop import LoopConfig
+    from nanoskyrl.stages.running.loop import LoopConfig
 
     config: RunConfig = stage_config(settings, "run")
     rollout, train = stage_config(settings, "rollout"), stage_config(settings, "train")

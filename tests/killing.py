@@ -10,7 +10,12 @@ from typing import Any
 FORKS = multiprocessing.get_context("forkserver")
 # Loaded once, before the fork: what a loop imports takes seconds, and nothing of it has run yet.
 FORKS.set_forkserver_preload(
-    ["nanoskyrl.stages.loop", "nanoskyrl.stages.engines.hf", "transformers.models.qwen3.modeling_qwen3", "accelerate"]
+    [
+        "nanoskyrl.stages.running.loop",
+        "nanoskyrl.stages.engines.hf",
+        "transformers.models.qwen3.modeling_qwen3",
+        "accelerate",
+    ]
 )
 
 

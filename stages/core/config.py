@@ -43,7 +43,7 @@ CONFIGS = {
     "off_policy": "nanoskyrl.algos.off_policy:OffPolicyConfig",
     "sync": "nanoskyrl.stages.sync:SyncConfig",
     "eval": "nanoskyrl.stages.eval:EvalConfig",
-    "loop": "nanoskyrl.stages.loop:LoopConfig",
+    "loop": "nanoskyrl.stages.running.loop:LoopConfig",
     "run": "nanoskyrl.stages.core.runs:RunConfig",
     "hf": "nanoskyrl.stages.engines.base:HfConfig",
     "vllm": "nanoskyrl.stages.engines.vllm.config:VllmConfig",

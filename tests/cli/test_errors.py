@@ -15,9 +15,9 @@ from running import SMALL, as_flags
 from nanoskyrl.stages.core.digests import digest_file
 from nanoskyrl.stages.core.manifest import locked
 from nanoskyrl.stages.core.runs import Run
-from nanoskyrl.stages.follow import STOP_FILE
-from nanoskyrl.stages.loop import loop
 from nanoskyrl.stages.models.policy import STARTER_DIRECTORY
+from nanoskyrl.stages.running.loop import loop
+from nanoskyrl.stages.running.standing_trainer import STOP_FILE
 from nanoskyrl_cli.main import run as skyrl
 
 

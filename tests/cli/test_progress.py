@@ -9,7 +9,7 @@ import pytest
 from running import SMALL
 
 from nanoskyrl.stages.core.runs import Run
-from nanoskyrl.stages.session import Session
+from nanoskyrl.stages.running.session import Session
 
 
 @pytest.fixture(scope="module")

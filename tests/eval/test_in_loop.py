@@ -15,9 +15,9 @@ from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.curve import curve, report_line
 from nanoskyrl.stages.engines.hf import HfEngine
 from nanoskyrl.stages.eval import settings_of
-from nanoskyrl.stages.loop import loop
 from nanoskyrl.stages.models.policy import policy_digest
-from nanoskyrl.stages.session import Session
+from nanoskyrl.stages.running.loop import loop
+from nanoskyrl.stages.running.session import Session
 from nanoskyrl.stages.verify import verify
 
 

@@ -30,9 +30,9 @@ from nanoskyrl.stages.learning.batching import read_sequences
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.objective import Objective
 from nanoskyrl.stages.learning.train_config import CriticConfig, OptimizerConfig, TrainConfig
-from nanoskyrl.stages.loop import loop
 from nanoskyrl.stages.models.policy import critic_digest, resolve_policy, weights_digest
-from nanoskyrl.stages.session import Session
+from nanoskyrl.stages.running.loop import loop
+from nanoskyrl.stages.running.session import Session
 from nanoskyrl.stages.verify import verify
 
 STARTER = resolve_policy("starter")

@@ -24,9 +24,9 @@ from nanoskyrl.stages.learning.objective import Objective
 from nanoskyrl.stages.learning.optim import Masters, make_optimizer
 from nanoskyrl.stages.learning.train_config import CriticConfig, OptimizerConfig, TrainConfig
 from nanoskyrl.stages.learning.update import Update
-from nanoskyrl.stages.loop import LoopConfig, loop
 from nanoskyrl.stages.models.policy import is_adapter, read_info, resolve_policy
-from nanoskyrl.stages.session import Session
+from nanoskyrl.stages.running.loop import LoopConfig, loop
+from nanoskyrl.stages.running.session import Session
 
 STARTER = resolve_policy("starter")
 

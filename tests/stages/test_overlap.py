@@ -21,10 +21,10 @@ from nanoskyrl.stages.core.metrics import read_metrics
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.trajectory import row_arrays
-from nanoskyrl.stages.follow import KEEPER, STOP_FILE, follow
-from nanoskyrl.stages.loop import LoopConfig, loop
-from nanoskyrl.stages.placement import gpus_of, placement_of
-from nanoskyrl.stages.session import Session, settings_for
+from nanoskyrl.stages.running.loop import LoopConfig, loop
+from nanoskyrl.stages.running.placement import gpus_of, placement_of
+from nanoskyrl.stages.running.session import Session, settings_for
+from nanoskyrl.stages.running.standing_trainer import KEEPER, STOP_FILE, follow
 
 LAGGED = merge(SMALL, {"run": {"lag": 1}, "loop": {"steps": 3}})
 APART = {"loop": {"gpus_generate": "cpu", "gpus_train": "cpu"}}
@@ -193,8 +193,8 @@ def test_a_loop_that_is_terminated_stops_its_trainer_and_ends_with_the_same_byte
 
 def test_on_shared_gpus_both_halves_take_turns(whole, tmp_path, monkeypatch):
     # There is no GPU here: the CPU stands for it.
-    monkeypatch.setattr("nanoskyrl.stages.loop.placement_of", lambda *_: placement_of("0", "0"))
-    monkeypatch.setattr("nanoskyrl.stages.loop.placed", lambda settings, place: settings)
+    monkeypatch.setattr("nanoskyrl.stages.running.loop.placement_of", lambda *_: placement_of("0", "0"))
+    monkeypatch.setattr("nanoskyrl.stages.running.loop.placed", lambda settings, place: settings)
     assert not placement_of("0", "0").apart
     loop(Run(tmp_path / "run"), LAGGED)
     assert same_bytes(whole, tmp_path / "run") == []

@@ -12,7 +12,7 @@ from nanoskyrl.stages.core.metrics import read_metrics
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.learning.process_group import launch
 from nanoskyrl.stages.models.policy import load_model
-from nanoskyrl.stages.session import Session
+from nanoskyrl.stages.running.session import Session
 
 SCRIPT = Path(__file__).parent / "gradients.py"
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")

@@ -13,7 +13,7 @@ from running import SMALL, skyrl
 from nanoskyrl.stages.core.errors import NanoskyrlError
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.learning.process_group import launch
-from nanoskyrl.stages.session import Session
+from nanoskyrl.stages.running.session import Session
 
 SCRIPT = """
 import os, signal, sys, time

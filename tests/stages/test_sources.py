@@ -13,9 +13,9 @@ from nanoskyrl.stages.core.trajectory import row_arrays
 from nanoskyrl.stages.learning.recipe import recipe_of
 from nanoskyrl.stages.learning.train_config import TrainConfig
 from nanoskyrl.stages.learning.update_inputs import open_sources
-from nanoskyrl.stages.loop import loop
 from nanoskyrl.stages.models.policy import resolve_policy
-from nanoskyrl.stages.session import Session
+from nanoskyrl.stages.running.loop import loop
+from nanoskyrl.stages.running.session import Session
 from nanoskyrl.stages.train import old_logprobs_of
 
 STEPS = merge(SMALL, {"train": {"lr": 3e-3}, "loop": {"steps": 3}})

@@ -9,9 +9,9 @@ from nanoskyrl.stages.core.config import merge
 from nanoskyrl.stages.core.errors import NanoskyrlError
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.runs import STAGES, Run
-from nanoskyrl.stages.loop import loop
-from nanoskyrl.stages.session import Session, settings_for
-from nanoskyrl.stages.unsynced import outdated
+from nanoskyrl.stages.running.loop import loop
+from nanoskyrl.stages.running.outdated_outputs import outdated
+from nanoskyrl.stages.running.session import Session, settings_for
 
 LAGGED = merge(SMALL, {"run": {"lag": 1}, "loop": {"steps": 1}})
 MADE = ("rollout", "score", "advantage", "train")

@@ -524,7 +524,7 @@ def test_the_loop_keeps_its_servers_up_and_every_step_is_proved(tmp_path):
     from running import SMALL as SETTINGS
 
     from nanoskyrl.stages.core.runs import Run
-    from nanoskyrl.stages.loop import loop
+    from nanoskyrl.stages.running.loop import loop
 
     run = Run(tmp_path / "run")
     vllm = {"gpus": "cpu", "max_num_seqs": 64, "kv_cache_gib": 0.25}

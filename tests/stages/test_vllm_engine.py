@@ -416,8 +416,8 @@ def test_log_probs_arrive_as_they_were_sent(engine):
 
 def test_a_loop_may_go_on_with_servers_in_other_places():
     from nanoskyrl.stages.core.runs import Run
-    from nanoskyrl.stages.loop import resolve
-    from nanoskyrl.stages.session import Session
+    from nanoskyrl.stages.running.loop import resolve
+    from nanoskyrl.stages.running.session import Session
 
     def resolved(**vllm):
         return resolve(Session(Run(STARTER), {"rollout": {"engine": "vllm"}, "vllm": vllm}))

@@ -23,12 +23,12 @@ from nanoskyrl.stages.core.stopping import terminated_as_interrupted
 from nanoskyrl.stages.core.storage import write_whole
 from nanoskyrl.stages.learning.train_config import check_horizon
 from nanoskyrl.stages.models.policy import model_name
-from nanoskyrl.stages.overlap import overlapped
-from nanoskyrl.stages.placement import Placement, placement_of
-from nanoskyrl.stages.session import Session
-from nanoskyrl.stages.trackers import Trackers, check_trackers
-from nanoskyrl.stages.trainer_process import TrainerProcess
-from nanoskyrl.stages.unsynced import check_settings, outdated
+from nanoskyrl.stages.running.outdated_outputs import check_settings, outdated
+from nanoskyrl.stages.running.overlap import overlapped
+from nanoskyrl.stages.running.placement import Placement, placement_of
+from nanoskyrl.stages.running.session import Session
+from nanoskyrl.stages.running.trackers import Trackers, check_trackers
+from nanoskyrl.stages.running.trainer_process import TrainerProcess
 
 RESOLVED = "resolved.json"
 TAIL = 1 << 16

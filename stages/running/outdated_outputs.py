@@ -11,7 +11,7 @@ from nanoskyrl.stages.core.config import stage_config
 from nanoskyrl.stages.core.errors import ConflictError, InputError
 from nanoskyrl.stages.core.manifest import is_finished, read_manifest
 from nanoskyrl.stages.core.runs import INPUT_OF, STAGES, Run
-from nanoskyrl.stages.session import Session, check_first_policy
+from nanoskyrl.stages.running.session import Session, check_first_policy
 
 LEARNS = ("advantage", "train")
 """Stages that may go by what the step before trained."""

@@ -17,7 +17,7 @@ from nanoskyrl.stages.core.manifest import is_finished, locked
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.stopping import told_to_stop
 from nanoskyrl.stages.engines.vllm.servers import alive
-from nanoskyrl.stages.session import Session
+from nanoskyrl.stages.running.session import Session
 
 STOP_FILE = "train.stop"
 """In the run directory: asks its trainer to stop. The trainer takes it away."""

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 
 from nanoskyrl.stages.core.metrics import MetricsLog
-from nanoskyrl.stages.session import Session
-from nanoskyrl.stages.trainer_process import TrainerProcess
+from nanoskyrl.stages.running.session import Session
+from nanoskyrl.stages.running.trainer_process import TrainerProcess
 
 
 def overlapped(
