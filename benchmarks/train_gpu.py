@@ -39,12 +39,12 @@ import torch
 
 from nanoskyrl.algos.off_policy import OffPolicyConfig
 from nanoskyrl.stages.core.registry import lookup
-from nanoskyrl.stages.footprint import training_memory
 from nanoskyrl.stages.learning.batching import Sequences
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.objective import Objective
 from nanoskyrl.stages.learning.train_config import OptimizerConfig, TrainConfig
 from nanoskyrl.stages.learning.update import Update
+from nanoskyrl.stages.looking.footprint import training_memory
 from nanoskyrl.stages.models import logprobs
 from nanoskyrl.stages.models.policy import STARTER_DIRECTORY, policy_files
 from nanoskyrl.stages.models.throughput import device_peak, training_flops

@@ -68,7 +68,7 @@ def advantage(
     session = open_session(run, config, assignments, flags)
     start, frozen = policy_path(policy), policy_path(reference)
     if dry_run:
-        from nanoskyrl.stages.preview import SHOWN, show_advantages
+        from nanoskyrl.stages.looking.preview import SHOWN, show_advantages
 
         found = session.preview_advantage(source=path(scored), policy=start, reference=frozen, previous=path(previous))
         if as_json:

@@ -34,9 +34,9 @@ def compare(
 
     Example: skyrl compare --algos grpo,sapo,gspo
     """
-    from nanoskyrl.stages.compare import compare as compared
     from nanoskyrl.stages.core.config import stage_config
-    from nanoskyrl.stages.preview import show_comparison
+    from nanoskyrl.stages.looking.compare import compare as compared
+    from nanoskyrl.stages.looking.preview import show_comparison
 
     session = open_session(run, config, assignments)
     names = list(dict.fromkeys(name.strip() for name in algos.split(",") if name.strip()))

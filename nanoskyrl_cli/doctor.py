@@ -8,7 +8,7 @@ def doctor(as_json: JsonOption = False) -> int:
 
     Example: skyrl doctor
     """
-    from nanoskyrl.stages.doctor import examine
+    from nanoskyrl.stages.looking.doctor import examine
 
     checks = examine()
     if as_json:

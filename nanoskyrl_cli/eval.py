@@ -110,7 +110,7 @@ def _run(session: Any, names: Sequence[str | None], policy: Any, out: Path | Non
     """Run benchmarks one after the other, each to its end, or the environment; return the largest exit code."""
     from nanoskyrl.stages.core.errors import NanoskyrlError, ShortError
     from nanoskyrl.stages.eval import check_ahead
-    from nanoskyrl.stages.eval_report import summary_of
+    from nanoskyrl.stages.looking.eval_report import summary_of
     from nanoskyrl_cli.options import say
 
     if len(names) > 1:  # a single one looks by itself
@@ -138,7 +138,7 @@ def _run(session: Any, names: Sequence[str | None], policy: Any, out: Path | Non
 
 def _report(summaries: dict[str, Any], as_json: bool) -> None:
     """Print the numbers of what was evaluated."""
-    from nanoskyrl.stages.eval_report import table
+    from nanoskyrl.stages.looking.eval_report import table
 
     if as_json:
         print_json(summaries)
@@ -148,7 +148,7 @@ def _report(summaries: dict[str, Any], as_json: bool) -> None:
 
 def _say_fewer(session: Any, output: Path) -> None:
     """Say that there were fewer tasks than were asked for by a number."""
-    from nanoskyrl.stages.eval_report import summary_of
+    from nanoskyrl.stages.looking.eval_report import summary_of
     from nanoskyrl_cli.options import say
 
     limit = session.settings.get("eval", {}).get("limit")
@@ -198,7 +198,7 @@ def _bench_flags(
 
 
 def _compare(places: tuple[str, str], as_json: bool) -> int:
-    from nanoskyrl.stages.eval_report import compare, comparison
+    from nanoskyrl.stages.looking.eval_report import compare, comparison
 
     first, second = (path(place) for place in places)
     assert first is not None

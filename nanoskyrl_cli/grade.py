@@ -27,7 +27,7 @@ def grade(
     Example: skyrl grade answers.jsonl
     """
     from nanoskyrl.stages.core.errors import EXIT_OK, EXIT_SHORT, SettingsError
-    from nanoskyrl.stages.grade import grade_logs, grade_rows
+    from nanoskyrl.stages.looking.grade import grade_logs, grade_rows
 
     place = path(file)
     assert place is not None

@@ -32,8 +32,8 @@ def init(
         build_starter(place, report=say)
         say(f"Made the starter policy at {place}")
         return
+    from nanoskyrl.stages.looking.template import write_settings
     from nanoskyrl.stages.running.session import check_place
-    from nanoskyrl.stages.template import write_settings
     from nanoskyrl_cli.options import settings_of
 
     found, settings, _ = settings_of(run, None, assignments, preset=preset)

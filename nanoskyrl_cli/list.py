@@ -20,7 +20,7 @@ def list_names(
 
     Example: skyrl list env
     """
-    from nanoskyrl.stages.catalogue import catalogue
+    from nanoskyrl.stages.looking.catalogue import catalogue
 
     found = catalogue(kind)
     if as_json:

@@ -47,7 +47,7 @@ def loop(
 
     Example: skyrl loop --preset quickstart
     """
-    from nanoskyrl.stages.curve import curve, report_line
+    from nanoskyrl.stages.looking.curve import curve, report_line
     from nanoskyrl.stages.running.loop import loop as run_loop
 
     flags = {

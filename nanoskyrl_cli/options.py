@@ -152,10 +152,10 @@ def settings_of(
     preset: str | None = None,
 ) -> tuple[Any, dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """Return the run, its merged settings, and those of them that were given now."""
-    from nanoskyrl.stages.catalogue import preset_settings
     from nanoskyrl.stages.core.config import merge, parse_set, read_file
     from nanoskyrl.stages.core.runs import Run, default_run
     from nanoskyrl.stages.core.storage import as_path
+    from nanoskyrl.stages.looking.catalogue import preset_settings
     from nanoskyrl.stages.running.session import settings_for
 
     found = Run(as_path(run or default_run()))
@@ -184,7 +184,7 @@ def finish(outcome: "Outcome", session: "Session", following: str | None, as_jso
     """Say what was done and what to type next, or print the manifest; return 3 if rows fell short."""
     from nanoskyrl.stages.core.errors import EXIT_OK, EXIT_SHORT
     from nanoskyrl.stages.core.runs import DEFAULT_RUN
-    from nanoskyrl.stages.show import headline
+    from nanoskyrl.stages.looking.show import headline
 
     if as_json:
         emit(outcome.manifest.to_bytes().decode().removesuffix("\n"))

@@ -33,7 +33,7 @@ def plan(
 
     Example: skyrl plan --policy starter
     """
-    from nanoskyrl.stages.plan import plan as stage
+    from nanoskyrl.stages.looking.plan import plan as stage
 
     flags = {
         "run": {"policy": policy, "lag": lag},

@@ -22,6 +22,6 @@ def show(
     """
     from nanoskyrl.stages.core.runs import default_run
     from nanoskyrl.stages.core.storage import as_path
-    from nanoskyrl.stages.show import show as stage
+    from nanoskyrl.stages.looking.show import show as stage
 
     stage(path(place) or as_path(run or default_run()), row=row, timing=timing, limit=limit, file=data_stream())

@@ -20,7 +20,7 @@ def verify(
     """
     from nanoskyrl.stages.core.runs import default_run
     from nanoskyrl.stages.core.storage import as_path
-    from nanoskyrl.stages.verify import verify as stage
+    from nanoskyrl.stages.looking.verify import verify as stage
 
     report = stage(path(place) or as_path(run or default_run()))
     if as_json:

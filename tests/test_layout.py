@@ -59,7 +59,7 @@ def modules() -> dict[str, Path]:
 
 
 def test_every_folder_of_stages_has_a_place_in_the_order():
-    assert {path.parent.name for path in (ROOT / "stages").glob("*/__init__.py")} <= set(ORDER) - {""}
+    assert {path.parent.name for path in (ROOT / "stages").glob("*/__init__.py")} == set(ORDER) - {""}
 
 
 @pytest.mark.parametrize("module", sorted(modules()))

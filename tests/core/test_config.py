@@ -3,7 +3,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nanoskyrl.stages.catalogue import preset_settings
 from nanoskyrl.stages.core.config import (
     OF_THE_RUN,
     build,
@@ -20,6 +19,7 @@ from nanoskyrl.stages.core.config import (
 )
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.storage import as_path
+from nanoskyrl.stages.looking.catalogue import preset_settings
 
 STAGES = ("rollout", "score", "advantage", "train", "sync", "eval", "loop", "run")
 

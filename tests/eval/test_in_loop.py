@@ -12,13 +12,13 @@ from nanoskyrl.stages.core.config import merge
 from nanoskyrl.stages.core.errors import ConflictError, InputError
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.runs import Run
-from nanoskyrl.stages.curve import curve, report_line
 from nanoskyrl.stages.engines.hf import HfEngine
 from nanoskyrl.stages.eval import settings_of
+from nanoskyrl.stages.looking.curve import curve, report_line
+from nanoskyrl.stages.looking.verify import verify
 from nanoskyrl.stages.models.policy import policy_digest
 from nanoskyrl.stages.running.loop import loop
 from nanoskyrl.stages.running.session import Session
-from nanoskyrl.stages.verify import verify
 
 
 def test_a_benchmark_has_an_engine_of_its_own_where_its_settings_differ(tmp_path):

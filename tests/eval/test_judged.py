@@ -15,7 +15,7 @@ from nanoskyrl.eval.deepsearchqa import rated
 from nanoskyrl.eval.hle import Hle, HleConfig, answer_line, confidence
 from nanoskyrl.eval.judge import JudgedConfig, filled
 from nanoskyrl.stages.core.errors import ConflictError, SettingsError
-from nanoskyrl.stages.eval_report import compare, comparison
+from nanoskyrl.stages.looking.eval_report import compare, comparison
 
 
 @pytest.fixture(autouse=True)

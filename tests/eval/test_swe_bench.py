@@ -11,7 +11,7 @@ from nanoskyrl.envs.sandbox import available
 from nanoskyrl.eval import swe_harness
 from nanoskyrl.eval.patches import applies, parses, patch_in, read_predictions, tidy
 from nanoskyrl.stages.core.errors import EngineError, InputError, SettingsError
-from nanoskyrl.stages.grade import grade_logs
+from nanoskyrl.stages.looking.grade import grade_logs
 
 NO_SANDBOX = all(available()[name] is not None for name in ("sandlock", "bwrap"))
 needs_sandbox = pytest.mark.skipif(NO_SANDBOX, reason="no sandbox for full Python here")

@@ -16,7 +16,6 @@ from nanoskyrl.algos.advantages import EstimatorConfig
 from nanoskyrl.algos.cov import ClipCovConfig, KlCovConfig
 from nanoskyrl.algos.off_policy import OffPolicyConfig
 from nanoskyrl.stages.advantage import Models, add_advantages
-from nanoskyrl.stages.compare import compare
 from nanoskyrl.stages.core.config import merge, stage_config
 from nanoskyrl.stages.core.errors import ConflictError, EngineError, InputError, SettingsError
 from nanoskyrl.stages.core.manifest import read_manifest
@@ -30,10 +29,11 @@ from nanoskyrl.stages.learning.batching import read_sequences
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.objective import Objective
 from nanoskyrl.stages.learning.train_config import CriticConfig, OptimizerConfig, TrainConfig
+from nanoskyrl.stages.looking.compare import compare
+from nanoskyrl.stages.looking.verify import verify
 from nanoskyrl.stages.models.policy import critic_digest, resolve_policy, weights_digest
 from nanoskyrl.stages.running.loop import loop
 from nanoskyrl.stages.running.session import Session
-from nanoskyrl.stages.verify import verify
 
 STARTER = resolve_policy("starter")
 NO_CORRECTION = OffPolicyConfig()

@@ -4,7 +4,7 @@ import pytest
 
 from nanoskyrl.stages.core.metrics import MetricsLog
 from nanoskyrl.stages.core.runs import Run
-from nanoskyrl.stages.curve import curve
+from nanoskyrl.stages.looking.curve import curve
 
 
 @pytest.mark.parametrize(("success", "plotted"), [([0.2, 0.4, 0.9], "success"), ([None, None, None], "reward")])

@@ -18,9 +18,9 @@ from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.trajectory import row_arrays
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
 from nanoskyrl.stages.learning.kl_in_reward import FACT
+from nanoskyrl.stages.looking.verify import verify
 from nanoskyrl.stages.running.loop import loop
 from nanoskyrl.stages.running.session import Session
-from nanoskyrl.stages.verify import verify
 
 STEPS = 3
 ADAPTIVE = merge(

@@ -18,9 +18,9 @@ from nanoskyrl.stages.core.manifest import is_finished, locked, read_manifest
 from nanoskyrl.stages.core.metrics import latest, read_metrics
 from nanoskyrl.stages.core.runs import STAGES, Run
 from nanoskyrl.stages.core.shards import read_parts
+from nanoskyrl.stages.looking.verify import verify
 from nanoskyrl.stages.running.loop import loop
 from nanoskyrl.stages.running.session import Session
-from nanoskyrl.stages.verify import verify
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from nanoskyrl.stages import plan as plan_module
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.engines.vllm import memory as vllm_memory
-from nanoskyrl.stages.footprint import Bytes, generation_memory, training_memory
 from nanoskyrl.stages.learning.train_config import TrainConfig
+from nanoskyrl.stages.looking import plan as plan_module
+from nanoskyrl.stages.looking.footprint import Bytes, generation_memory, training_memory
+from nanoskyrl.stages.looking.plan import plan
 from nanoskyrl.stages.models.policy import STARTER_DIRECTORY, count_parameters
-from nanoskyrl.stages.plan import plan
 
 GIB = 1 << 30
 QWEN = {

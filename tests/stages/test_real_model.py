@@ -10,9 +10,9 @@ from running import ROOT
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.metrics import latest, read_metrics
 from nanoskyrl.stages.core.runs import Run
+from nanoskyrl.stages.looking.verify import verify
 from nanoskyrl.stages.models.policy import is_adapter
 from nanoskyrl.stages.running.loop import loop
-from nanoskyrl.stages.verify import verify
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import pytest
 from nanoskyrl.envs.base import Score
 from nanoskyrl.stages.advantage import Models, add_advantages, advantage
 from nanoskyrl.stages.advantage import preview as preview_advantage
-from nanoskyrl.stages.compare import compare
 from nanoskyrl.stages.core.errors import ConflictError, InputError, ProofError, SettingsError
 from nanoskyrl.stages.core.manifest import Head, open_output, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, read_metrics
@@ -19,10 +18,11 @@ from nanoskyrl.stages.core.trajectory import check, from_table, list_column, row
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.train_config import OptimizerConfig, TrainConfig
+from nanoskyrl.stages.looking.compare import compare
+from nanoskyrl.stages.looking.show import headline
 from nanoskyrl.stages.models.policy import policy_digest, read_info, resolve_policy
 from nanoskyrl.stages.rollout import RolloutConfig, choose_tasks, prepare, rollout
 from nanoskyrl.stages.score import ScoreConfig, score, score_table, weighted
-from nanoskyrl.stages.show import headline
 from nanoskyrl.stages.sync import SyncConfig, sync
 from nanoskyrl.stages.train import preview, train
 

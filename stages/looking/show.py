@@ -20,9 +20,9 @@ from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics
 from nanoskyrl.stages.core.runs import STAGES, Run
 from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.core.trajectory import Trajectory, check, from_table
-from nanoskyrl.stages.curve import curve
+from nanoskyrl.stages.looking.curve import curve
+from nanoskyrl.stages.looking.preview import advantage_of
 from nanoskyrl.stages.models.policy import count_parameters, is_adapter, policy_digest, policy_files, read_info
-from nanoskyrl.stages.preview import advantage_of
 
 TASK_WIDTH = 24
 LEAST_WIDTH = 80
@@ -90,7 +90,7 @@ def _eval_line(manifest: Manifest, output: Path) -> str:
 
 def _show_summary(console: Console, manifest: Manifest, output: Path) -> None:
     """Print an evaluation's numbers; of a summary that cannot be read, which `verify` names, nothing."""
-    from nanoskyrl.stages.eval_report import summary_of, table  # only here: every command prints headlines
+    from nanoskyrl.stages.looking.eval_report import summary_of, table  # only here: every command prints headlines
 
     try:
         text = table({manifest.settings["rollout"]["env"]: summary_of(output)})

@@ -72,7 +72,9 @@ def _points(lines: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:
 
 def evaluations(run: Run) -> str:
     """Return a line for each finished evaluation in the run, by what was evaluated."""
-    from nanoskyrl.stages.eval_report import summary_of  # a loop that reports its steps needs no more than those
+    from nanoskyrl.stages.looking.eval_report import (
+        summary_of,  # a loop that reports its steps needs no more than those
+    )
 
     rows = []
     for summary in sorted((run.root / EVALUATIONS).glob(f"*/*/{SUMMARY}")):

@@ -12,7 +12,8 @@ from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.runs import Run, RunConfig
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
 from nanoskyrl.stages.engines.vllm.memory import choose_servers, kv_cache_bytes
-from nanoskyrl.stages.footprint import (
+from nanoskyrl.stages.learning.train_config import backbone_or_default, rank_or_default, strategy_or_default
+from nanoskyrl.stages.looking.footprint import (
     BFLOAT16,
     FLOAT32,
     Bytes,
@@ -21,7 +22,6 @@ from nanoskyrl.stages.footprint import (
     serving_memory,
     training_memory,
 )
-from nanoskyrl.stages.learning.train_config import backbone_or_default, rank_or_default, strategy_or_default
 from nanoskyrl.stages.models.policy import count_parameters, find_base, is_adapter, resolve_policy
 from nanoskyrl.stages.running.placement import Placement
 from nanoskyrl.stages.running.session import check_first_policy
