@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoskyrl.envs.base import Message, Task
-from nanoskyrl.envs.grade_math import last_box
+from nanoskyrl.envs.graders.grade_math import last_box
 from nanoskyrl.stages.core.digests import digest_json
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.storage import as_path

@@ -10,8 +10,8 @@ from functools import cache
 from typing import Any
 
 from nanoskyrl.envs.base import Task, VerifierTimeout
+from nanoskyrl.envs.graders.workers import WorkerDied, Workers, WorkerTimeout
 from nanoskyrl.envs.problems import DRAWS_PER_TASK, is_test
-from nanoskyrl.envs.workers import WorkerDied, Workers, WorkerTimeout
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean
 

@@ -12,7 +12,7 @@ from typing import Any
 from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END, tool_calls
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import data_of, read_tasks
-from nanoskyrl.envs.graders import ANSWERED, NO_ANSWER, answer_verdict, unanswered
+from nanoskyrl.envs.graders.kinds import ANSWERED, NO_ANSWER, answer_verdict, unanswered
 from nanoskyrl.envs.problems import MAX_LEVEL
 from nanoskyrl.envs.python_exec import make_python_exec
 from nanoskyrl.envs.sandbox import BACKENDS, choose

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from nanoskyrl.envs.actions import final_answer, letter_of
-from nanoskyrl.envs.grade_math import last_box, normalize
+from nanoskyrl.envs.graders.grade_math import last_box, normalize
 
 LETTERS = "ABCDEFGHIJKLMNOP"
 GUESS_SEED = 12345

@@ -3,7 +3,7 @@
 A program that ends well has proved nothing (`sys.exit(0)` does, too): what counts is what
 it answered, and what the answer should be is not told in the sandbox. The word in front of
 an answer only tells it from what the program prints: a program may find it, and gains nothing.
-Where tests are asserts, which hold the answers, `envs/program_tests.py` runs them apart.
+Where tests are asserts, which hold the answers, `envs/graders/program_tests.py` runs them apart.
 """
 
 import json

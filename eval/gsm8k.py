@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoskyrl.envs.base import Score, Task
-from nanoskyrl.envs.graders import grade, stated_answer
+from nanoskyrl.envs.graders.kinds import grade, stated_answer
 from nanoskyrl.eval.base import BenchConfig, Benchmark, graded, user
 from nanoskyrl.eval.rows import Hub, Row
 from nanoskyrl.stages.core.trajectory import Trajectory

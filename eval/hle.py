@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoskyrl.envs.base import Score, Task
-from nanoskyrl.envs.judge import Judge
+from nanoskyrl.envs.graders.judge import Judge
 from nanoskyrl.eval.base import Scored, WithTools, graded, unjudged, wrong
 from nanoskyrl.eval.calibration import calibration_error, official_calibration_error
 from nanoskyrl.eval.judge import WORKERS, JudgedConfig, filled, judge_of, verdict_of

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nanoskyrl.envs.base import Score, Task
-from nanoskyrl.envs.program_tests import parsed_tests, run_tests, shortened
+from nanoskyrl.envs.graders.program_tests import parsed_tests, run_tests, shortened
 from nanoskyrl.envs.sandbox import Limits, full_python
 from nanoskyrl.eval.base import Benchmark, graded, user, wrong
 from nanoskyrl.eval.code import fenced

@@ -1,11 +1,11 @@
-"""Which judge a benchmark asks, and the words it is asked in; `envs/judge.py` does the asking."""
+"""Which judge a benchmark asks, and the words it is asked in; `envs/graders/judge.py` does the asking."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nanoskyrl.envs.base import VerifierTimeout
-from nanoskyrl.envs.judge import Judge, JudgeConfig, JudgeFailed
+from nanoskyrl.envs.graders.judge import Judge, JudgeConfig, JudgeFailed
 from nanoskyrl.eval.base import ToolsConfig
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.storage import as_path

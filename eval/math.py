@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoskyrl.envs.base import Score, Task
-from nanoskyrl.envs.grade_math import last_box
-from nanoskyrl.envs.graders import grade, judged
+from nanoskyrl.envs.graders.grade_math import last_box
+from nanoskyrl.envs.graders.kinds import grade, judged
 from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user
 from nanoskyrl.eval.mmlu import by_group
 from nanoskyrl.eval.rows import Hub, Row

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from nanoskyrl.envs.graders import ANSWERED, NO_ANSWER
+from nanoskyrl.envs.graders.kinds import ANSWERED, NO_ANSWER
 from nanoskyrl.eval.base import JUDGE_FAILED, Scored
 from nanoskyrl.eval.passk import mean_interval, pass_at_k
 from nanoskyrl.stages.core.trajectory import Trajectory, from_table

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoskyrl.envs.datasets import read_rows
-from nanoskyrl.envs.program_tests import shortened
+from nanoskyrl.envs.graders.program_tests import shortened
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.storage import as_path
 

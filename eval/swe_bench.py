@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END
 from nanoskyrl.envs.base import Episode, Observation, Score, Step, Task
-from nanoskyrl.envs.graders import ANSWERED
+from nanoskyrl.envs.graders.kinds import ANSWERED
 from nanoskyrl.eval import swe_harness
 from nanoskyrl.eval.base import BenchConfig, Benchmark, OneReply, Scored
 from nanoskyrl.eval.checkout import SUBMIT, CheckoutEpisode

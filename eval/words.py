@@ -2,7 +2,7 @@
 
 import re
 
-from nanoskyrl.envs.answers import same_answer
+from nanoskyrl.envs.graders.answers import same_answer
 
 _DRESS = re.compile(r"\\(?:text|mathrm|mathbf|boxed)\{([^{}]*)\}")
 _ARTICLE = re.compile(r"^(?:the|an?)\s+", re.IGNORECASE)

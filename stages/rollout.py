@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from nanoskyrl.envs.base import Environment, Task, check_task
 from nanoskyrl.envs.datasets import HUB
-from nanoskyrl.envs.graders import UNANSWERED
+from nanoskyrl.envs.graders.kinds import UNANSWERED
 from nanoskyrl.envs.memory import KINDS as MEMORIES
 from nanoskyrl.envs.memory import Memory
 from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain

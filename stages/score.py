@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nanoskyrl.envs.base import Environment, Score
-from nanoskyrl.envs.judge import PLACES, Judge, JudgeConfig
-from nanoskyrl.envs.workers import Workers
+from nanoskyrl.envs.graders.judge import PLACES, Judge, JudgeConfig
+from nanoskyrl.envs.graders.workers import Workers
 from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import Head, Manifest, open_output, read_manifest

@@ -36,7 +36,7 @@ OF_THE_RUN = {
 CONFIGS = {
     "rollout": "nanoskyrl.stages.rollout:RolloutConfig",
     "score": "nanoskyrl.stages.score:ScoreConfig",
-    "judge": "nanoskyrl.envs.judge:JudgeConfig",
+    "judge": "nanoskyrl.envs.graders.judge:JudgeConfig",
     "advantage": "nanoskyrl.stages.learning.advantage_config:AdvantageConfig",
     "train": "nanoskyrl.stages.learning.train_config:TrainConfig",
     "critic": "nanoskyrl.stages.learning.train_config:CriticConfig",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoskyrl.envs.datasets import read_rows
-from nanoskyrl.envs.graders import grade
+from nanoskyrl.envs.graders.kinds import grade
 from nanoskyrl.eval.passk import mean_interval
 from nanoskyrl.eval.patches import read_predictions
 from nanoskyrl.eval.rows import bench_rows

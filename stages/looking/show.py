@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from nanoskyrl.envs.graders import NO_ANSWER
+from nanoskyrl.envs.graders.kinds import NO_ANSWER
 from nanoskyrl.stages import rollout as rollout_stage
 from nanoskyrl.stages import score as score_stage
 from nanoskyrl.stages.core.errors import InputError, SettingsError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoskyrl.envs.answers import as_number, same_answer
+from nanoskyrl.envs.graders.answers import as_number, same_answer
 
 
 @pytest.mark.parametrize(

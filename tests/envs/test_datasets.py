@@ -5,8 +5,8 @@ import pyarrow.parquet as pq
 import pytest
 from running import data_file
 
-from nanoskyrl.envs.answers import same_answer
 from nanoskyrl.envs.datasets import read_tasks
+from nanoskyrl.envs.graders.answers import same_answer
 from nanoskyrl.stages.core.errors import InputError
 
 QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "One plus one?"}]

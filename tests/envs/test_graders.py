@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import data_file
 
-from nanoskyrl.envs import graders
-from nanoskyrl.envs.graders import KINDS, Verdict, grade
+from nanoskyrl.envs.graders import kinds as graders
+from nanoskyrl.envs.graders.kinds import KINDS, Verdict, grade
+from nanoskyrl.envs.graders.workers import WorkerDied, Workers, WorkerTimeout
 from nanoskyrl.envs.sandbox import FULL_PYTHON, available
-from nanoskyrl.envs.workers import WorkerDied, Workers, WorkerTimeout
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 
 MATH_RIGHT = [
@@ -159,7 +159,7 @@ class TestPrograms:
         assert grade("code", {"inputs": ["1\n", "4\n"], "outputs": ["2\n", "8"]}, code).correct is right
 
     def test_a_program_that_does_not_end_is_wrong(self, monkeypatch):
-        from nanoskyrl.envs import grade_code
+        from nanoskyrl.envs.graders import grade_code
         from nanoskyrl.envs.sandbox import Limits
 
         monkeypatch.setattr(grade_code.passes, "__defaults__", (Limits(seconds=0.5),))

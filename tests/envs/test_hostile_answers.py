@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from nanoskyrl.envs import grade_math
-from nanoskyrl.envs.graders import grade
+from nanoskyrl.envs.graders import grade_math
+from nanoskyrl.envs.graders.kinds import grade
 from nanoskyrl.envs.sandbox import Limits, available, run_python
 from nanoskyrl.envs.sandbox_sandlock import _fifos_opened
 from nanoskyrl.eval.checkout import lay_out

@@ -10,7 +10,7 @@ import pytest
 from running import same_bytes
 
 from nanoskyrl.envs.base import VerifierTimeout
-from nanoskyrl.envs.judge import Judge, JudgeConfig, JudgeFailed, first_object, prompt_for
+from nanoskyrl.envs.graders.judge import Judge, JudgeConfig, JudgeFailed, first_object, prompt_for
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.shards import read_parts

@@ -2,8 +2,8 @@
 
 import pytest
 
-from nanoskyrl.envs import program_tests
-from nanoskyrl.envs.program_tests import PASSED, run_tests
+from nanoskyrl.envs.graders import program_tests
+from nanoskyrl.envs.graders.program_tests import PASSED, run_tests
 from nanoskyrl.envs.sandbox import FULL_PYTHON, Limits, available
 from nanoskyrl.stages.core.errors import SandboxError
 

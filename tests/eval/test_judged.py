@@ -7,7 +7,7 @@ import pytest
 from benches import JUDGED, Says, right, run_bench, table_of, wrong
 from endpoints import endpoint
 
-from nanoskyrl.envs.judge import first_object
+from nanoskyrl.envs.graders.judge import first_object
 from nanoskyrl.eval.base import Scored
 from nanoskyrl.eval.browsecomp import decrypt
 from nanoskyrl.eval.calibration import calibration_error, official_calibration_error

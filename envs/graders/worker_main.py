@@ -1,4 +1,4 @@
-"""What a worker process of `envs/workers.py` does: take a function's name and arguments, answer, and wait again."""
+"""What a worker process of `envs/graders/workers.py` does: take a function's name and arguments, answer, and wait again."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import resource
 import sys
 from typing import Any
 
-from nanoskyrl.envs.workers import MEMORY_LIMIT, receive, send
+from nanoskyrl.envs.graders.workers import MEMORY_LIMIT, receive, send
 from nanoskyrl.stages.core.registry import load_attribute
 
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nanoskyrl.envs import grade_math
 from nanoskyrl.envs.actions import ParsedCall, final_answer, letter_of, tool_calls
-from nanoskyrl.envs.answers import leading_number, same_answer
 from nanoskyrl.envs.base import VerifierTimeout
-from nanoskyrl.envs.workers import WorkerDied, Workers, WorkerTimeout
+from nanoskyrl.envs.graders import grade_math
+from nanoskyrl.envs.graders.answers import leading_number, same_answer
+from nanoskyrl.envs.graders.workers import WorkerDied, Workers, WorkerTimeout
 from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean
 from nanoskyrl.stages.core.trajectory import ToolCall, Trajectory
 
@@ -123,7 +123,7 @@ def _math(gold: Any, pred: str, seconds: float) -> Verdict:
     verdict = grade_math.decide(wanted, found)
     if verdict is None:
         try:
-            verdict = POOL.call("nanoskyrl.envs.grade_math:equal", wanted, found, seconds=seconds)
+            verdict = POOL.call("nanoskyrl.envs.graders.grade_math:equal", wanted, found, seconds=seconds)
         except WorkerTimeout:
             return Verdict(None, "timeout")
         except (WorkerDied, MemoryError, RecursionError):
@@ -257,8 +257,8 @@ def _canonical(value: Any) -> Any:
 
 def _code(gold: Any, pred: str, seconds: float) -> Verdict:
     """Run a program against tests. One that does not end is wrong: it is the program that hangs, not the grader."""
-    from nanoskyrl.envs.grade_code import passes, tests_of
-    from nanoskyrl.envs.program_tests import parsed_tests
+    from nanoskyrl.envs.graders.grade_code import passes, tests_of
+    from nanoskyrl.envs.graders.program_tests import parsed_tests
 
     if not isinstance(gold, dict) or not ("tests" in gold or {"inputs", "outputs"} <= gold.keys()):
         raise InputError("the gold of a program has no tests", hint="Give `tests`, or `inputs` and `outputs`")

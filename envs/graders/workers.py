@@ -96,7 +96,7 @@ class _Worker:
     def __init__(self, quiet: bool) -> None:
         self.place = _place()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "nanoskyrl.envs.worker_main"],
+            [sys.executable, "-m", "nanoskyrl.envs.graders.worker_main"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if quiet else None,
