@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nanoskyrl.envs.sandbox import available, run_python
+from nanoskyrl.envs.sandbox.base import available, run_python
 from nanoskyrl.stages.core.config import plugin_config
 from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.core.registry import ENVS, lookup

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from nanoskyrl.envs.mcp_session import Answer, McpSession
 from nanoskyrl.envs.outside import need
-from nanoskyrl.envs.sandbox import run_python
+from nanoskyrl.envs.sandbox.base import run_python
 from nanoskyrl.stages.core.errors import SettingsError
 
 FINAL_STATE = "state://final"

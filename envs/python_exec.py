@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from nanoskyrl.envs.sandbox import Limits, PythonSession, Ran, run_python
+from nanoskyrl.envs.sandbox.base import Limits, PythonSession, Ran, run_python
 from nanoskyrl.envs.tools import ToolError
 
 LIMITS = Limits(seconds=5.0, memory_mb=256, output_bytes=16384)
@@ -22,7 +22,7 @@ def make_python_exec(
     """Return the tool for one episode.
 
     Args:
-        backend: A sandbox of `envs/sandbox.py`.
+        backend: A sandbox of `envs/sandbox/base.py`.
         files: What lies in the directory where programs start.
         session: Whether a program goes on from the names of the one before; `monty` alone can.
     """

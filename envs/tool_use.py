@@ -15,7 +15,7 @@ from nanoskyrl.envs.datasets import data_of, read_tasks
 from nanoskyrl.envs.graders.kinds import ANSWERED, NO_ANSWER, answer_verdict, unanswered
 from nanoskyrl.envs.problems import MAX_LEVEL
 from nanoskyrl.envs.python_exec import make_python_exec
-from nanoskyrl.envs.sandbox import BACKENDS, choose
+from nanoskyrl.envs.sandbox.base import BACKENDS, choose
 from nanoskyrl.envs.search import Corpus, passages, read_corpus, shipped
 from nanoskyrl.envs.text_math import INSTRUCTION, check_counts
 from nanoskyrl.envs.tool_tasks import KINDS, NEEDS, ToolTask, generated, written

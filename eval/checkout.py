@@ -15,7 +15,7 @@ from typing import Any
 
 from nanoskyrl.envs.actions import tool_calls
 from nanoskyrl.envs.base import Observation, Step, Task
-from nanoskyrl.envs.sandbox import Limits, Ran, full_python, run_command
+from nanoskyrl.envs.sandbox.base import Limits, Ran, full_python, run_command
 from nanoskyrl.envs.tools import Tool, ToolError, carry_out_all
 from nanoskyrl.eval.patches import commit_of, tidy
 from nanoskyrl.stages.core.errors import InputError

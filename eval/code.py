@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nanoskyrl.envs.sandbox import Limits, Ran, full_python, run_python
+from nanoskyrl.envs.sandbox.base import Limits, Ran, full_python, run_python
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 PYTHON = ("python", "python3", "py", "")

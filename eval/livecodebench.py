@@ -17,7 +17,7 @@ from typing import Any
 
 from nanoskyrl.envs.base import Score, Task
 from nanoskyrl.envs.graders.program_tests import shortened
-from nanoskyrl.envs.sandbox import Limits, full_python
+from nanoskyrl.envs.sandbox.base import Limits, full_python
 from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user, wrong
 from nanoskyrl.eval.code import last_block, run_program, run_solution, same_output
 from nanoskyrl.eval.mmlu import by_group

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nanoskyrl.envs.sandbox import Limits, full_python, run_python
+from nanoskyrl.envs.sandbox.base import Limits, full_python, run_python
 from nanoskyrl.stages.core.errors import SandboxError
 
 PASSED = "all tests pass"

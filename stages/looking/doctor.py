@@ -114,7 +114,7 @@ def _vllm() -> Check:
 
 def _sandboxes() -> list[Check]:
     """Run a program in each sandbox."""
-    from nanoskyrl.envs.sandbox import available
+    from nanoskyrl.envs.sandbox.base import available
 
     remedies = {
         "monty": "pip install 'pydantic-monty>=1.4,<1.5'",

@@ -13,7 +13,7 @@ from running import data_file
 from nanoskyrl.envs.graders import kinds as graders
 from nanoskyrl.envs.graders.kinds import KINDS, Verdict, grade
 from nanoskyrl.envs.graders.workers import WorkerDied, Workers, WorkerTimeout
-from nanoskyrl.envs.sandbox import FULL_PYTHON, available
+from nanoskyrl.envs.sandbox.base import FULL_PYTHON, available
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 
 MATH_RIGHT = [
@@ -160,7 +160,7 @@ class TestPrograms:
 
     def test_a_program_that_does_not_end_is_wrong(self, monkeypatch):
         from nanoskyrl.envs.graders import grade_code
-        from nanoskyrl.envs.sandbox import Limits
+        from nanoskyrl.envs.sandbox.base import Limits
 
         monkeypatch.setattr(grade_code.passes, "__defaults__", (Limits(seconds=0.5),))
         assert grade("code", self.TESTS, "while True: pass") == Verdict(False, "timeout")

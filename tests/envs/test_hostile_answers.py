@@ -6,8 +6,8 @@ import pytest
 
 from nanoskyrl.envs.graders import grade_math
 from nanoskyrl.envs.graders.kinds import grade
-from nanoskyrl.envs.sandbox import Limits, available, run_python
-from nanoskyrl.envs.sandbox_sandlock import _fifos_opened
+from nanoskyrl.envs.sandbox.base import Limits, available, run_python
+from nanoskyrl.envs.sandbox.sandlock import _fifos_opened
 from nanoskyrl.eval.checkout import lay_out
 from nanoskyrl.eval.patches import applies, read_predictions
 from nanoskyrl.stages.core.errors import InputError, SettingsError

@@ -4,7 +4,7 @@ import pytest
 
 from nanoskyrl.envs.graders import program_tests
 from nanoskyrl.envs.graders.program_tests import PASSED, run_tests
-from nanoskyrl.envs.sandbox import FULL_PYTHON, Limits, available
+from nanoskyrl.envs.sandbox.base import FULL_PYTHON, Limits, available
 from nanoskyrl.stages.core.errors import SandboxError
 
 LIMITS = Limits(seconds=10.0, memory_mb=1024)

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from attacks import ATTACKS, CONTROL, EXHAUSTION, MAY_LACK, SIGNALS
 
-from nanoskyrl.envs import sandbox, sandbox_sandlock
-from nanoskyrl.envs.sandbox import Limits, PythonSession, Ran, available, run_command, run_python
+from nanoskyrl.envs.sandbox import base as sandbox
+from nanoskyrl.envs.sandbox import sandlock as sandbox_sandlock
+from nanoskyrl.envs.sandbox.base import Limits, PythonSession, Ran, available, run_command, run_python
 from nanoskyrl.stages.core.errors import SandboxError, SettingsError
 
 LIMITS = Limits(seconds=0.5, memory_mb=256)

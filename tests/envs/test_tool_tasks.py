@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from running import skyrl
 
-from nanoskyrl.envs import sandbox
 from nanoskyrl.envs.actions import ParsedCall, tool_calls
 from nanoskyrl.envs.bm25 import LEAST_CACHED, Index, cached_index
 from nanoskyrl.envs.python_exec import make_python_exec
+from nanoskyrl.envs.sandbox import base as sandbox
 from nanoskyrl.envs.search import Corpus, read_corpus, shipped
 from nanoskyrl.envs.tool_tasks import GENERATORS, KINDS
 from nanoskyrl.envs.tool_use import ToolUse, ToolUseConfig

@@ -11,7 +11,7 @@ import pytest
 from benches import LCB_SOLUTIONS, Says, rows_file, run_bench
 from running import ROOT, data_file
 
-from nanoskyrl.envs.sandbox import available
+from nanoskyrl.envs.sandbox.base import available
 from nanoskyrl.eval.code import fenced, last_block, same_output
 from nanoskyrl.eval.humaneval import LIMITS, HumanEval, checked, completed
 from nanoskyrl.eval.livecodebench import LiveCodeBench, LiveCodeBenchConfig, plain_unpickled, unpacked_tests

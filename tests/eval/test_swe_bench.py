@@ -7,7 +7,7 @@ import pytest
 from benches import Says, rows_file, run_bench, table_of
 from running import skyrl
 
-from nanoskyrl.envs.sandbox import available
+from nanoskyrl.envs.sandbox.base import available
 from nanoskyrl.eval import swe_harness
 from nanoskyrl.eval.patches import applies, parses, patch_in, read_predictions, tidy
 from nanoskyrl.stages.core.errors import EngineError, InputError, SettingsError

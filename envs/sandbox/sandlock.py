@@ -18,7 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nanoskyrl.envs.processes import (
+from nanoskyrl.envs.sandbox.base import Limits, Ran
+from nanoskyrl.envs.sandbox.processes import (
     REPEATABLE,
     SYSTEM,
     SYSTEM_FILES,
@@ -29,7 +30,6 @@ from nanoskyrl.envs.processes import (
     ran_from,
     talk,
 )
-from nanoskyrl.envs.sandbox import Limits, Ran
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 

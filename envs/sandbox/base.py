@@ -22,9 +22,9 @@ from types import ModuleType
 from nanoskyrl.stages.core.errors import SandboxError, SettingsError
 
 BACKENDS = {
-    "monty": "nanoskyrl.envs.sandbox_monty",
-    "sandlock": "nanoskyrl.envs.sandbox_sandlock",
-    "bwrap": "nanoskyrl.envs.sandbox_bwrap",
+    "monty": "nanoskyrl.envs.sandbox.monty",
+    "sandlock": "nanoskyrl.envs.sandbox.sandlock",
+    "bwrap": "nanoskyrl.envs.sandbox.bwrap",
 }
 FULL_PYTHON = ("sandlock", "bwrap")
 """Backends that run CPython, the better one first."""

@@ -2,7 +2,7 @@
 
 Under root the program becomes an unused user first: the kernel counts no processes of root's, and lets root make
 namespaces. That user may not reach an interpreter below a home directory, so a first bwrap binds it to where all can.
-What namespaces leave open, `envs/seccomp.py` refuses.
+What namespaces leave open, `envs/sandbox/seccomp.py` refuses.
 """
 
 import contextlib
@@ -17,9 +17,18 @@ import time
 from pathlib import Path
 from typing import IO
 
-from nanoskyrl.envs import seccomp
-from nanoskyrl.envs.processes import REPEATABLE, SYSTEM, SYSTEM_FILES, lay_out, limited, python_argv, ran_from, talk
-from nanoskyrl.envs.sandbox import Limits, Ran
+from nanoskyrl.envs.sandbox import seccomp
+from nanoskyrl.envs.sandbox.base import Limits, Ran
+from nanoskyrl.envs.sandbox.processes import (
+    REPEATABLE,
+    SYSTEM,
+    SYSTEM_FILES,
+    lay_out,
+    limited,
+    python_argv,
+    ran_from,
+    talk,
+)
 
 BOX = "/box"
 """Where a program's directory lies inside."""

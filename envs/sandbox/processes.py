@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from nanoskyrl.envs.sandbox import Ran
+from nanoskyrl.envs.sandbox.base import Ran
 
 BOOTSTRAP = (
     "import builtins, random, _sitebuiltins\n"

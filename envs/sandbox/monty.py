@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from nanoskyrl.envs.sandbox import Limits, Ran
+from nanoskyrl.envs.sandbox.base import Limits, Ran
 
 GRACE_SECONDS = 1.0
 """After the program's own time, before the worker is killed."""
