@@ -336,8 +336,8 @@ class Tools(Words):
 
     def step(self, action: str) -> Any:
         from nanoskyrl.envs.base import Step
-        from nanoskyrl.envs.calculator import calculator
-        from nanoskyrl.envs.search import search
+        from nanoskyrl.envs.worlds.tool_use.calculator import calculator
+        from nanoskyrl.envs.worlds.tool_use.search import search
 
         self.turns += 1  # type: ignore[attr-defined]
         said = f"{calculator('(17 + 25) * 3')} {search('the capital of a country')}"

@@ -81,10 +81,10 @@ class ToolError(Exception):
 
 
 TOOLS = {
-    "calculator": "nanoskyrl.envs.calculator:calculator",
-    "search": "nanoskyrl.envs.search:search",
-    "wiki": "nanoskyrl.envs.search:wiki",
-    "python_exec": "nanoskyrl.envs.python_exec:python_exec",
+    "calculator": "nanoskyrl.envs.worlds.tool_use.calculator:calculator",
+    "search": "nanoskyrl.envs.worlds.tool_use.search:search",
+    "wiki": "nanoskyrl.envs.worlds.tool_use.search:wiki",
+    "python_exec": "nanoskyrl.envs.worlds.tool_use.python_exec:python_exec",
 }
 """What is offered by these names where an environment brings no function of its own."""
 

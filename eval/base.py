@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from nanoskyrl.envs.actions import tool_calls
 from nanoskyrl.envs.base import Episode, Message, Observation, Score, Step, Task
 from nanoskyrl.envs.graders.kinds import ANSWERED
-from nanoskyrl.envs.tool_use import ToolUse, ToolUseConfig
+from nanoskyrl.envs.worlds.tool_use.environment import ToolUse, ToolUseConfig
 from nanoskyrl.eval.rows import Hub, Row, bench_rows
 from nanoskyrl.stages.core.digests import digest_json
 from nanoskyrl.stages.core.errors import InputError, SettingsError

@@ -15,10 +15,10 @@ from nanoskyrl.stages.core.digests import digest_file
 from nanoskyrl.stages.core.errors import NanoskyrlError, SettingsError, did_you_mean
 
 ENVS = {
-    "text_math": "nanoskyrl.envs.text_math:TextMath",
-    "tool_use": "nanoskyrl.envs.tool_use:ToolUse",
-    "webshop_lite": "nanoskyrl.envs.webshop_lite:WebshopLite",
-    "alfworld_lite": "nanoskyrl.envs.alfworld_lite:AlfworldLite",
+    "text_math": "nanoskyrl.envs.worlds.text_math.environment:TextMath",
+    "tool_use": "nanoskyrl.envs.worlds.tool_use.environment:ToolUse",
+    "webshop_lite": "nanoskyrl.envs.worlds.webshop.environment:WebshopLite",
+    "alfworld_lite": "nanoskyrl.envs.worlds.alfworld.environment:AlfworldLite",
     "openenv": "nanoskyrl.envs.openenv:OpenEnv",
     "skyrl_gym": "nanoskyrl.envs.skyrl_gym:SkyrlGym",
     "fleet": "nanoskyrl.envs.fleet:Fleet",

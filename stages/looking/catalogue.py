@@ -15,8 +15,8 @@ def catalogue(kind: str | None = None) -> dict[str, list[str]]:
     Raises:
         SettingsError: there is no such kind.
     """
-    from nanoskyrl.envs.problems import FAMILIES, GENERATORS
     from nanoskyrl.envs.tools import TOOLS
+    from nanoskyrl.envs.worlds.text_math.problems import FAMILIES, GENERATORS
 
     found = {name: names(name) for name in BUILTIN}
     found["tool"] = sorted(TOOLS)

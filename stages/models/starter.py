@@ -24,9 +24,9 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from nanoskyrl.envs.actions import ANSWER, ANSWER_END, TOOL_CALL, TOOL_CALL_END
 from nanoskyrl.envs.base import Message
-from nanoskyrl.envs.problems import generate, is_test
-from nanoskyrl.envs.text_math import INSTRUCTION
-from nanoskyrl.envs.tool_use import ToolUse, ToolUseConfig
+from nanoskyrl.envs.worlds.text_math.environment import INSTRUCTION
+from nanoskyrl.envs.worlds.text_math.problems import generate, is_test
+from nanoskyrl.envs.worlds.tool_use.environment import ToolUse, ToolUseConfig
 from nanoskyrl.stages.models.kv_cache import empty_cache, forward, select_rows
 from nanoskyrl.stages.models.rendering import Renderer
 

@@ -9,7 +9,7 @@ from nanoskyrl_cli.main import run as skyrl
 
 PLUGINS = """
 from nanoskyrl.envs.base import Observation, Score, Step, Task
-from nanoskyrl.envs.text_math import TextMath, TextMathEpisode
+from nanoskyrl.envs.worlds.text_math.environment import TextMath, TextMathEpisode
 
 class Base(TextMath):
     kind = None

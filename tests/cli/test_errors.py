@@ -379,7 +379,7 @@ def test_a_disk_that_fills_up_while_a_policy_is_saved_is_an_error(share, what, s
 
 def test_a_failed_attempt_ends_with_code_3_and_a_count(tmp_path, capsys):
     (tmp_path / "flaky_env.py").write_text(
-        "from nanoskyrl.envs.text_math import TextMath, TextMathEpisode\n"
+        "from nanoskyrl.envs.worlds.text_math.environment import TextMath, TextMathEpisode\n"
         "class Episode(TextMathEpisode):\n"
         "    def reset(self, task, seed):\n"
         "        if task.task_id.endswith(tuple('02468')):\n"

@@ -7,11 +7,11 @@ import random
 import pytest
 from worlds import check_determinism, play
 
-from nanoskyrl.envs.alfworld_expert import expert, read_task, solve
-from nanoskyrl.envs.alfworld_lite import AlfworldLite, AlfworldLiteConfig, world_of
-from nanoskyrl.envs.alfworld_rooms import MAX_LEVEL, TASK_TYPES, make_world, plots, types_of
-from nanoskyrl.envs.alfworld_things import BELONGINGS, CONTAINS, OPENABLE, ROOMS
-from nanoskyrl.envs.alfworld_world import NOTHING, Goal, World, kind_of, listed, parse
+from nanoskyrl.envs.worlds.alfworld.environment import AlfworldLite, AlfworldLiteConfig, world_of
+from nanoskyrl.envs.worlds.alfworld.expert import expert, read_task, solve
+from nanoskyrl.envs.worlds.alfworld.rooms import MAX_LEVEL, TASK_TYPES, make_world, plots, types_of
+from nanoskyrl.envs.worlds.alfworld.things import BELONGINGS, CONTAINS, OPENABLE, ROOMS
+from nanoskyrl.envs.worlds.alfworld.world import NOTHING, Goal, World, kind_of, listed, parse
 from nanoskyrl.stages.core.errors import SettingsError
 
 SEEDS = 300

@@ -7,7 +7,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from nanoskyrl.envs.problems import FAMILIES, GENERATORS, generate, generators, is_test
+from nanoskyrl.envs.worlds.text_math.problems import FAMILIES, GENERATORS, generate, generators, is_test
 from nanoskyrl.stages.core.errors import SettingsError
 
 LEVELS = (1, 2, 3)
@@ -183,7 +183,7 @@ def test_the_same_problems_come_in_the_same_order(kind, level):
 
 
 def test_problems_do_not_depend_on_the_process():
-    code = "from nanoskyrl.envs.problems import generate; print(generate('logic', 2, 'test', 30))"
+    code = "from nanoskyrl.envs.worlds.text_math.problems import generate; print(generate('logic', 2, 'test', 30))"
     found = {
         subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True

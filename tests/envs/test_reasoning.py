@@ -9,9 +9,9 @@ import pytest
 from envs_rows import row_for
 from running import data_file
 
-from nanoskyrl.envs import reasoning
 from nanoskyrl.envs.graders.workers import WorkerTimeout
-from nanoskyrl.envs.text_math import TextMath, TextMathConfig
+from nanoskyrl.envs.worlds.text_math import reasoning
+from nanoskyrl.envs.worlds.text_math.environment import TextMath, TextMathConfig
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.score import judge
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from nanoskyrl.envs.actions import final_answer
 from nanoskyrl.envs.base import Task
-from nanoskyrl.envs.problems import FAMILIES
-from nanoskyrl.envs.text_math import TextMath, TextMathConfig
+from nanoskyrl.envs.worlds.text_math.environment import TextMath, TextMathConfig
+from nanoskyrl.envs.worlds.text_math.problems import FAMILIES
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.trajectory import Trajectory, Turn
 

@@ -11,13 +11,13 @@ from running import skyrl
 
 from nanoskyrl.envs.actions import ParsedCall, tool_calls
 from nanoskyrl.envs.bm25 import LEAST_CACHED, Index, cached_index
-from nanoskyrl.envs.python_exec import make_python_exec
 from nanoskyrl.envs.sandbox import base as sandbox
-from nanoskyrl.envs.search import Corpus, read_corpus, shipped
-from nanoskyrl.envs.tool_tasks import GENERATORS, KINDS
-from nanoskyrl.envs.tool_use import ToolUse, ToolUseConfig
 from nanoskyrl.envs.tools import ToolError, carry_out, offer
-from nanoskyrl.envs.world import world
+from nanoskyrl.envs.worlds.tool_use.environment import ToolUse, ToolUseConfig
+from nanoskyrl.envs.worlds.tool_use.python_exec import make_python_exec
+from nanoskyrl.envs.worlds.tool_use.search import Corpus, read_corpus, shipped
+from nanoskyrl.envs.worlds.tool_use.tasks import GENERATORS, KINDS
+from nanoskyrl.envs.worlds.tool_use.world import world
 from nanoskyrl.stages.core.errors import InputError, SandboxError, SettingsError
 
 
@@ -145,7 +145,7 @@ def test_a_sandbox_that_breaks_later_is_no_observation(monkeypatch):
     def broken(*_, **__):
         raise SandboxError("gone")
 
-    monkeypatch.setattr("nanoskyrl.envs.python_exec.run_python", broken)
+    monkeypatch.setattr("nanoskyrl.envs.worlds.tool_use.python_exec.run_python", broken)
     with pytest.raises(SandboxError):
         call('{"name": "python_exec", "arguments": {"code": "1"}}', "python_exec")
 

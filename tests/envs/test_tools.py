@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoskyrl.envs.actions import ParsedCall
-from nanoskyrl.envs.search import passages
 from nanoskyrl.envs.tools import TOOLS, carry_out, offer
+from nanoskyrl.envs.worlds.tool_use.search import passages
 from nanoskyrl.stages.core.errors import SettingsError
 
 CALCULATOR, SEARCH = offer(("calculator", "search")).values()
@@ -286,7 +286,7 @@ def test_a_misspelt_tool_gets_a_suggestion():
 def test_search_does_not_wake_jax(tmp_path):
     # JAX takes most of a GPU's memory when it is first used, and the search tool's library would use it.
     (tmp_path / "jax.py").write_text("raise SystemExit('jax was imported')")
-    code = "from nanoskyrl.envs.search import search; print(search('Paris'))"
+    code = "from nanoskyrl.envs.worlds.tool_use.search import search; print(search('Paris'))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
@@ -298,7 +298,7 @@ def test_search_does_not_wake_jax(tmp_path):
 def test_many_threads_can_search_for_the_first_time_at_once():
     code = """
 import threading
-from nanoskyrl.envs.search import search
+from nanoskyrl.envs.worlds.tool_use.search import search
 found, begin = [], threading.Barrier(8)
 def work():
     begin.wait()

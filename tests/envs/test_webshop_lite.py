@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from worlds import check_determinism, play
 
-from nanoskyrl.envs.webshop_catalogue import NO_PRICE, Product, generated_products, read_products
-from nanoskyrl.envs.webshop_lite import WebshopLite, WebshopLiteConfig, goal_of
-from nanoskyrl.envs.webshop_reward import (
+from nanoskyrl.envs.worlds.webshop.catalogue import NO_PRICE, Product, generated_products, read_products
+from nanoskyrl.envs.worlds.webshop.environment import WebshopLite, WebshopLiteConfig, goal_of
+from nanoskyrl.envs.worlds.webshop.reward import (
     Goal,
     matched_attributes,
     matched_options,
@@ -17,7 +17,7 @@ from nanoskyrl.envs.webshop_reward import (
     title_words,
     type_reward,
 )
-from nanoskyrl.envs.webshop_shop import Shop, Visit
+from nanoskyrl.envs.worlds.webshop.shop import Shop, Visit
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 
 PLAIN = Product(

@@ -5,7 +5,7 @@ import pytest
 
 from nanoskyrl.envs.base import Observation, Step, Task
 from nanoskyrl.envs.memory import Memory
-from nanoskyrl.envs.tool_use import ToolUse, ToolUseConfig
+from nanoskyrl.envs.worlds.tool_use.environment import ToolUse, ToolUseConfig
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.core.shards import read_parts

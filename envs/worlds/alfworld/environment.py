@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from nanoskyrl.envs.alfworld_expert import solve
-from nanoskyrl.envs.alfworld_rooms import MAX_LEVEL, TASK_TYPES, make_world, types_of
-from nanoskyrl.envs.alfworld_world import NOTHING, World, parse
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.commands import ACTION, ACTION_END, command_of, record
-from nanoskyrl.envs.problems import is_test
-from nanoskyrl.envs.text_math import check_counts
+from nanoskyrl.envs.worlds.alfworld.expert import solve
+from nanoskyrl.envs.worlds.alfworld.rooms import MAX_LEVEL, TASK_TYPES, make_world, types_of
+from nanoskyrl.envs.worlds.alfworld.world import NOTHING, World, parse
+from nanoskyrl.envs.worlds.text_math.environment import check_counts
+from nanoskyrl.envs.worlds.text_math.problems import is_test
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.trajectory import Trajectory

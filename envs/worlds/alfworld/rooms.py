@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 from functools import cache
 
-from nanoskyrl.envs.alfworld_things import (
+from nanoskyrl.envs.worlds.alfworld.things import (
     BELONGINGS,
     CLEANABLE,
     CONTAINS,
@@ -21,7 +21,7 @@ from nanoskyrl.envs.alfworld_things import (
     OPENABLE,
     ROOMS,
 )
-from nanoskyrl.envs.alfworld_world import Goal, World, kind_of
+from nanoskyrl.envs.worlds.alfworld.world import Goal, World, kind_of
 from nanoskyrl.stages.core.digests import derive_seed
 
 MAX_LEVEL = 4

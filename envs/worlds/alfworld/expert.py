@@ -9,9 +9,9 @@ import re
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
-from nanoskyrl.envs.alfworld_rooms import TEMPLATES
-from nanoskyrl.envs.alfworld_things import CONTAINS, LAMP_STANDS, LAMPS
-from nanoskyrl.envs.alfworld_world import World, kind_of
+from nanoskyrl.envs.worlds.alfworld.rooms import TEMPLATES
+from nanoskyrl.envs.worlds.alfworld.things import CONTAINS, LAMP_STANDS, LAMPS
+from nanoskyrl.envs.worlds.alfworld.world import World, kind_of
 
 Play = Generator[str, str, None]
 """Yields commands, and is sent the feedback to each."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from nanoskyrl.envs.base import Task, VerifierTimeout
 from nanoskyrl.envs.graders.workers import WorkerDied, Workers, WorkerTimeout
-from nanoskyrl.envs.problems import DRAWS_PER_TASK, is_test
+from nanoskyrl.envs.worlds.text_math.problems import DRAWS_PER_TASK, is_test
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean
 
@@ -37,7 +37,7 @@ def tasks(name: str, split: str, count: int) -> tuple[Task, ...]:
     """
     _check(name)
     try:
-        return POOL.call("nanoskyrl.envs.reasoning:make", name, split, count, seconds=MAKING_SECONDS)
+        return POOL.call("nanoskyrl.envs.worlds.text_math.reasoning:make", name, split, count, seconds=MAKING_SECONDS)
     except (WorkerTimeout, WorkerDied) as error:
         raise SettingsError(
             f"reasoning-gym could not make {count} tasks of `{name}`: {error}",
@@ -122,7 +122,11 @@ def verdict(which: dict[str, Any], answer: str | None) -> tuple[float, bool]:
         return 0.0, False
     try:
         mark = POOL.call(
-            "nanoskyrl.envs.reasoning:score_answer", which["name"], which["index"], answer, seconds=SECONDS
+            "nanoskyrl.envs.worlds.text_math.reasoning:score_answer",
+            which["name"],
+            which["index"],
+            answer,
+            seconds=SECONDS,
         )
     except WorkerTimeout as error:
         raise VerifierTimeout("reasoning-gym did not come to a verdict in time, and was killed") from error

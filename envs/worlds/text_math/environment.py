@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from nanoskyrl.envs import reasoning
 from nanoskyrl.envs.actions import final_answer
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import data_of, read_tasks
 from nanoskyrl.envs.graders.kinds import ANSWERED, answer_verdict, unanswered
-from nanoskyrl.envs.problems import MAX_LEVEL, generate
 from nanoskyrl.envs.tools import replies_to
+from nanoskyrl.envs.worlds.text_math import reasoning
+from nanoskyrl.envs.worlds.text_math.problems import MAX_LEVEL, generate
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.trajectory import Trajectory
 

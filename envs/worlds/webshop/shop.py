@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nanoskyrl.envs.bm25 import Index
-from nanoskyrl.envs.webshop_catalogue import Product
+from nanoskyrl.envs.worlds.webshop.catalogue import Product
 
 SEARCH_RETURN_N, PRODUCT_WINDOW = 50, 10
 BACK, PREV, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"

@@ -13,14 +13,14 @@ from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END, tool_calls
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import data_of, read_tasks
 from nanoskyrl.envs.graders.kinds import ANSWERED, NO_ANSWER, answer_verdict, unanswered
-from nanoskyrl.envs.problems import MAX_LEVEL
-from nanoskyrl.envs.python_exec import make_python_exec
 from nanoskyrl.envs.sandbox.base import BACKENDS, choose
-from nanoskyrl.envs.search import Corpus, passages, read_corpus, shipped
-from nanoskyrl.envs.text_math import INSTRUCTION, check_counts
-from nanoskyrl.envs.tool_tasks import KINDS, NEEDS, ToolTask, generated, written
 from nanoskyrl.envs.tools import Tool, carry_out_all, offer, replies_to
-from nanoskyrl.envs.world import pages
+from nanoskyrl.envs.worlds.text_math.environment import INSTRUCTION, check_counts
+from nanoskyrl.envs.worlds.text_math.problems import MAX_LEVEL
+from nanoskyrl.envs.worlds.tool_use.python_exec import make_python_exec
+from nanoskyrl.envs.worlds.tool_use.search import Corpus, passages, read_corpus, shipped
+from nanoskyrl.envs.worlds.tool_use.tasks import KINDS, NEEDS, ToolTask, generated, written
+from nanoskyrl.envs.worlds.tool_use.world import pages
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.trajectory import Trajectory
 

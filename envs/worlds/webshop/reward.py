@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nanoskyrl.envs.webshop_catalogue import Product
+from nanoskyrl.envs.worlds.webshop.catalogue import Product
 
 LEAST_RATIO = 85
 """Texts whose token_set_ratio is above it are the same attribute or option."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from nanoskyrl.envs.webshop_words import BRANDS, KINDS, SERIES, Kind
+from nanoskyrl.envs.worlds.webshop.words import BRANDS, KINDS, SERIES, Kind
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.storage import as_path

@@ -55,7 +55,7 @@ def _key(title: str) -> str:
 @cache
 def passages() -> list[dict[str, str]]:
     """Return the corpus that ships with the package, as title and text."""
-    text = resources.files("nanoskyrl.envs").joinpath("data/corpus.jsonl").read_text(encoding="utf-8")
+    text = resources.files("nanoskyrl.envs.worlds.tool_use").joinpath("data/corpus.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
 

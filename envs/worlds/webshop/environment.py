@@ -14,11 +14,11 @@ from functools import cache
 
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.commands import ACTION, ACTION_END, command_of, record
-from nanoskyrl.envs.problems import is_test
-from nanoskyrl.envs.text_math import check_counts
-from nanoskyrl.envs.webshop_catalogue import Product, generated_products, read_products
-from nanoskyrl.envs.webshop_reward import Goal, reward
-from nanoskyrl.envs.webshop_shop import BUY, PRODUCT_WINDOW, Shop, Visit
+from nanoskyrl.envs.worlds.text_math.environment import check_counts
+from nanoskyrl.envs.worlds.text_math.problems import is_test
+from nanoskyrl.envs.worlds.webshop.catalogue import Product, generated_products, read_products
+from nanoskyrl.envs.worlds.webshop.reward import Goal, reward
+from nanoskyrl.envs.worlds.webshop.shop import BUY, PRODUCT_WINDOW, Shop, Visit
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.trajectory import Trajectory

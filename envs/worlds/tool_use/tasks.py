@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from nanoskyrl.envs.problems import OPERATORS, is_test
-from nanoskyrl.envs.search import passages
-from nanoskyrl.envs.world import chain
+from nanoskyrl.envs.worlds.text_math.problems import OPERATORS, is_test
+from nanoskyrl.envs.worlds.tool_use.search import passages
+from nanoskyrl.envs.worlds.tool_use.world import chain
 from nanoskyrl.stages.core.digests import derive_seed
 
 DRAWS_PER_TASK = 20

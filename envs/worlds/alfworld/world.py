@@ -9,7 +9,7 @@ Objects in closed receptacles are not seen and cannot be named.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from nanoskyrl.envs.alfworld_things import (
+from nanoskyrl.envs.worlds.alfworld.things import (
     CLEANABLE,
     CONTAINS,
     COOLABLE,
