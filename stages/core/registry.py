@@ -19,9 +19,9 @@ ENVS = {
     "tool_use": "nanoskyrl.envs.worlds.tool_use.environment:ToolUse",
     "webshop_lite": "nanoskyrl.envs.worlds.webshop.environment:WebshopLite",
     "alfworld_lite": "nanoskyrl.envs.worlds.alfworld.environment:AlfworldLite",
-    "openenv": "nanoskyrl.envs.openenv:OpenEnv",
-    "skyrl_gym": "nanoskyrl.envs.skyrl_gym:SkyrlGym",
-    "fleet": "nanoskyrl.envs.fleet:Fleet",
+    "openenv": "nanoskyrl.envs.outside.openenv:OpenEnv",
+    "skyrl_gym": "nanoskyrl.envs.outside.skyrl_gym:SkyrlGym",
+    "fleet": "nanoskyrl.envs.outside.fleet:Fleet",
 }
 
 ENGINES = {

@@ -16,9 +16,9 @@ from nasty import TEXTS, actions, check_answered
 pytest.importorskip("mcp", reason="the extra `fleet` is not installed")
 
 from nanoskyrl.envs.base import check_observation
-from nanoskyrl.envs.fleet import Fleet, FleetConfig, read_task_configs
-from nanoskyrl.envs.fleet_task import CloudBackend, LocalBackend, make_fleet_task_env
-from nanoskyrl.envs.mcp_session import McpSession
+from nanoskyrl.envs.outside.fleet import Fleet, FleetConfig, read_task_configs
+from nanoskyrl.envs.outside.fleet_task import CloudBackend, LocalBackend, make_fleet_task_env
+from nanoskyrl.envs.outside.mcp_session import McpSession
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.trajectory import from_table
@@ -267,7 +267,7 @@ def test_many_threads_can_begin_a_session_at_once(server):
     code = f"""
 import sys, threading
 sys.setswitchinterval(1e-6)
-from nanoskyrl.envs.mcp_session import McpSession
+from nanoskyrl.envs.outside.mcp_session import McpSession
 found, begin = [], threading.Barrier(16)
 def work():
     begin.wait()

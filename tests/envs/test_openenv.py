@@ -16,7 +16,7 @@ from running import skyrl
 pytest.importorskip("openenv.core.generic_client", reason="the extra `openenv` is not installed")
 
 from nanoskyrl.envs.base import check_observation
-from nanoskyrl.envs.openenv import OpenEnv, OpenEnvConfig
+from nanoskyrl.envs.outside.openenv import OpenEnv, OpenEnvConfig
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.trajectory import Turn, from_table

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nanoskyrl.envs.outside import json_ready, need, sendable
+from nanoskyrl.envs.outside.common import json_ready, need, sendable
 from nanoskyrl.stages.core.errors import SettingsError
 
 

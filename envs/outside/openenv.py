@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from nanoskyrl.envs.actions import json_object
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.commands import ACTION, ACTION_END, action_of, record
-from nanoskyrl.envs.outside import need, no_expert, returned, sendable
+from nanoskyrl.envs.outside.common import need, no_expert, returned, sendable
 from nanoskyrl.envs.worlds.text_math.environment import check_counts
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.trajectory import Trajectory

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from nanoskyrl.envs.outside import need
+from nanoskyrl.envs.outside.common import need
 
 _STARTING = threading.Lock()
 

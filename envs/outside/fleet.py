@@ -11,8 +11,15 @@ from typing import Any, ClassVar
 
 from nanoskyrl.envs.actions import TOOL_CALL_END, ParsedCall, tool_calls
 from nanoskyrl.envs.base import Observation, Score, Step, Task
-from nanoskyrl.envs.fleet_task import Backend, CloudBackend, FleetTaskEnv, LocalBackend, make_fleet_task_env, task_key
-from nanoskyrl.envs.outside import no_expert, sendable
+from nanoskyrl.envs.outside.common import no_expert, sendable
+from nanoskyrl.envs.outside.fleet_task import (
+    Backend,
+    CloudBackend,
+    FleetTaskEnv,
+    LocalBackend,
+    make_fleet_task_env,
+    task_key,
+)
 from nanoskyrl.envs.tools import mistake_in, replies_to, too_many
 from nanoskyrl.stages.core.errors import InputError, SettingsError, check_words
 from nanoskyrl.stages.core.storage import as_path

@@ -12,7 +12,7 @@ from typing import Any
 
 from nanoskyrl.envs.base import Message, Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import PROMPT_KEYS, read_rows, read_tasks
-from nanoskyrl.envs.outside import json_ready, need, no_expert, returned
+from nanoskyrl.envs.outside.common import json_ready, need, no_expert, returned
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.trajectory import ToolCall, Trajectory
 

@@ -12,8 +12,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from nanoskyrl.envs.mcp_session import Answer, McpSession
-from nanoskyrl.envs.outside import need
+from nanoskyrl.envs.outside.common import need
+from nanoskyrl.envs.outside.mcp_session import Answer, McpSession
 from nanoskyrl.envs.sandbox.base import run_python
 from nanoskyrl.stages.core.errors import SettingsError
 
