@@ -32,19 +32,19 @@ ENGINES = {
 }
 
 BENCHES = {
-    "hle": "nanoskyrl.eval.hle:Hle",
-    "swe_bench_verified": "nanoskyrl.eval.swe_bench:SweBenchVerified",
-    "swe_bench_multilingual": "nanoskyrl.eval.swe_bench:SweBenchMultilingual",
-    "browsecomp": "nanoskyrl.eval.browsecomp:BrowseComp",
-    "deepsearchqa": "nanoskyrl.eval.deepsearchqa:DeepSearchQa",
-    "livecodebench": "nanoskyrl.eval.livecodebench:LiveCodeBench",
-    "humaneval": "nanoskyrl.eval.humaneval:HumanEval",
-    "mmlu": "nanoskyrl.eval.mmlu:Mmlu",
-    "mmlu_pro": "nanoskyrl.eval.mmlu_pro:MmluPro",
-    "gpqa": "nanoskyrl.eval.gpqa:Gpqa",
-    "math": "nanoskyrl.eval.math:Math",
-    "math500": "nanoskyrl.eval.math:Math500",
-    "gsm8k": "nanoskyrl.eval.gsm8k:Gsm8k",
+    "hle": "nanoskyrl.eval.benchmarks.hle:Hle",
+    "swe_bench_verified": "nanoskyrl.eval.benchmarks.swe_bench:SweBenchVerified",
+    "swe_bench_multilingual": "nanoskyrl.eval.benchmarks.swe_bench:SweBenchMultilingual",
+    "browsecomp": "nanoskyrl.eval.benchmarks.browsecomp:BrowseComp",
+    "deepsearchqa": "nanoskyrl.eval.benchmarks.deepsearchqa:DeepSearchQa",
+    "livecodebench": "nanoskyrl.eval.benchmarks.livecodebench:LiveCodeBench",
+    "humaneval": "nanoskyrl.eval.benchmarks.humaneval:HumanEval",
+    "mmlu": "nanoskyrl.eval.benchmarks.mmlu:Mmlu",
+    "mmlu_pro": "nanoskyrl.eval.benchmarks.mmlu_pro:MmluPro",
+    "gpqa": "nanoskyrl.eval.benchmarks.gpqa:Gpqa",
+    "math": "nanoskyrl.eval.benchmarks.math:Math",
+    "math500": "nanoskyrl.eval.benchmarks.math:Math500",
+    "gsm8k": "nanoskyrl.eval.benchmarks.gsm8k:Gsm8k",
 }
 """Benchmarks are environments whose tasks are for evaluation alone, so `lookup("env", ...)` finds them, too."""
 

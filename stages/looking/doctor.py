@@ -129,7 +129,7 @@ def _sandboxes() -> list[Check]:
 
 def _harness() -> Check:
     """Look for what the official harness of SWE-bench needs."""
-    from nanoskyrl.eval.swe_harness import why_not_docker
+    from nanoskyrl.eval.benchmarks.swe_harness import why_not_docker
 
     why = why_not_docker()
     if why is None and importlib.util.find_spec("swebench") is None:

@@ -11,10 +11,10 @@ from typing import Any
 
 from nanoskyrl.envs.datasets import read_rows
 from nanoskyrl.envs.graders.kinds import grade
+from nanoskyrl.eval.benchmarks.patches import read_predictions
+from nanoskyrl.eval.benchmarks.swe_harness import find_log, report
 from nanoskyrl.eval.passk import mean_interval
-from nanoskyrl.eval.patches import read_predictions
 from nanoskyrl.eval.rows import bench_rows
-from nanoskyrl.eval.swe_harness import find_log, report
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 
 NEEDED = ("kind", "gold", "pred")

@@ -8,8 +8,8 @@ from nanoskyrl.envs.graders import grade_math
 from nanoskyrl.envs.graders.kinds import grade
 from nanoskyrl.envs.sandbox.base import Limits, available, run_python
 from nanoskyrl.envs.sandbox.sandlock import _fifos_opened
-from nanoskyrl.eval.checkout import lay_out
-from nanoskyrl.eval.patches import applies, read_predictions
+from nanoskyrl.eval.benchmarks.checkout import lay_out
+from nanoskyrl.eval.benchmarks.patches import applies, read_predictions
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.gpus import gpus_of
 

@@ -9,7 +9,7 @@ import pytest
 from benches import JUDGED, OWN, SAMPLES, STARTER, UNGRADED, Says, right, rows_file, run_bench, table_of, wrong
 from running import skyrl
 
-from nanoskyrl.eval.choices import answer_letter, official_chain, question_text
+from nanoskyrl.eval.benchmarks.choices import answer_letter, official_chain, question_text
 from nanoskyrl.stages.core.config import plugin_config
 from nanoskyrl.stages.core.errors import ConflictError, InputError, SettingsError
 from nanoskyrl.stages.core.manifest import check_may_leave, read_manifest

@@ -12,9 +12,9 @@ from benches import LCB_SOLUTIONS, Says, rows_file, run_bench
 from running import ROOT, data_file
 
 from nanoskyrl.envs.sandbox.base import available
-from nanoskyrl.eval.code import fenced, last_block, same_output
-from nanoskyrl.eval.humaneval import LIMITS, HumanEval, checked, completed
-from nanoskyrl.eval.livecodebench import LiveCodeBench, LiveCodeBenchConfig, plain_unpickled, unpacked_tests
+from nanoskyrl.eval.benchmarks.code import fenced, last_block, same_output
+from nanoskyrl.eval.benchmarks.humaneval import LIMITS, HumanEval, checked, completed
+from nanoskyrl.eval.benchmarks.livecodebench import LiveCodeBench, LiveCodeBenchConfig, plain_unpickled, unpacked_tests
 from nanoskyrl.stages.core.errors import InputError, SandboxError, SettingsError
 
 ROW = {
@@ -101,7 +101,7 @@ def test_mutated_solutions_fail(step):
     ],
 )  # fmt: skip
 def test_a_program_counts_for_what_it_answers(text, success, one, monkeypatch):
-    monkeypatch.setattr("nanoskyrl.eval.humaneval.LIMITS", LIMITS.__class__(seconds=1.5, memory_mb=1024))
+    monkeypatch.setattr("nanoskyrl.eval.benchmarks.humaneval.LIMITS", LIMITS.__class__(seconds=1.5, memory_mb=1024))
     assert one(text)[0] == success
 
 

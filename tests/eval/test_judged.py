@@ -9,10 +9,10 @@ from endpoints import endpoint
 
 from nanoskyrl.envs.graders.judge import first_object
 from nanoskyrl.eval.base import Scored
-from nanoskyrl.eval.browsecomp import decrypt
-from nanoskyrl.eval.calibration import calibration_error, official_calibration_error
-from nanoskyrl.eval.deepsearchqa import rated
-from nanoskyrl.eval.hle import Hle, HleConfig, answer_line, confidence
+from nanoskyrl.eval.benchmarks.browsecomp import decrypt
+from nanoskyrl.eval.benchmarks.calibration import calibration_error, official_calibration_error
+from nanoskyrl.eval.benchmarks.deepsearchqa import rated
+from nanoskyrl.eval.benchmarks.hle import Hle, HleConfig, answer_line, confidence
 from nanoskyrl.eval.judge import JudgedConfig, filled
 from nanoskyrl.stages.core.errors import ConflictError, SettingsError
 from nanoskyrl.stages.looking.eval_report import compare, comparison

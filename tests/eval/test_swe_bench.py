@@ -8,8 +8,8 @@ from benches import Says, rows_file, run_bench, table_of
 from running import skyrl
 
 from nanoskyrl.envs.sandbox.base import available
-from nanoskyrl.eval import swe_harness
-from nanoskyrl.eval.patches import applies, parses, patch_in, read_predictions, tidy
+from nanoskyrl.eval.benchmarks import swe_harness
+from nanoskyrl.eval.benchmarks.patches import applies, parses, patch_in, read_predictions, tidy
 from nanoskyrl.stages.core.errors import EngineError, InputError, SettingsError
 from nanoskyrl.stages.looking.grade import grade_logs
 

@@ -17,7 +17,7 @@ from nanoskyrl.envs.actions import tool_calls
 from nanoskyrl.envs.base import Observation, Step, Task
 from nanoskyrl.envs.sandbox.base import Limits, Ran, full_python, run_command
 from nanoskyrl.envs.tools import Tool, ToolError, carry_out_all
-from nanoskyrl.eval.patches import commit_of, tidy
+from nanoskyrl.eval.benchmarks.patches import commit_of, tidy
 from nanoskyrl.stages.core.errors import InputError
 
 LIMITS = Limits(seconds=60.0, memory_mb=2048, output_bytes=1 << 20, processes=64, file_mb=256)

@@ -12,7 +12,7 @@ from typing import Any
 
 from nanoskyrl.envs.base import Task
 from nanoskyrl.eval.base import BenchConfig, Scored
-from nanoskyrl.eval.mmlu import MultipleChoice, by_group
+from nanoskyrl.eval.benchmarks.mmlu import MultipleChoice, by_group
 from nanoskyrl.eval.rows import Hub, Row, bench_rows
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import check_words

@@ -19,8 +19,8 @@ from nanoskyrl.envs.base import Score, Task
 from nanoskyrl.envs.graders.program_tests import shortened
 from nanoskyrl.envs.sandbox.base import Limits, full_python
 from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user, wrong
-from nanoskyrl.eval.code import last_block, run_program, run_solution, same_output
-from nanoskyrl.eval.mmlu import by_group
+from nanoskyrl.eval.benchmarks.code import last_block, run_program, run_solution, same_output
+from nanoskyrl.eval.benchmarks.mmlu import by_group
 from nanoskyrl.eval.rows import Hub, Row, needed_text, place_of
 from nanoskyrl.stages.core.errors import InputError, SettingsError, check_words
 from nanoskyrl.stages.core.trajectory import Trajectory

@@ -9,7 +9,7 @@ from typing import Any
 from nanoskyrl.envs.base import Score, Task
 from nanoskyrl.envs.graders.program_tests import shortened
 from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user
-from nanoskyrl.eval.choices import LETTERS, answer_letter, question_text, shown
+from nanoskyrl.eval.benchmarks.choices import LETTERS, answer_letter, question_text, shown
 from nanoskyrl.eval.rows import Hub, Row
 from nanoskyrl.stages.core.trajectory import Trajectory
 

@@ -14,11 +14,11 @@ from typing import Any
 from nanoskyrl.envs.base import Score, Task
 from nanoskyrl.envs.graders.judge import Judge
 from nanoskyrl.eval.base import Scored, WithTools, graded, unjudged, wrong
-from nanoskyrl.eval.calibration import calibration_error, official_calibration_error
+from nanoskyrl.eval.benchmarks.calibration import calibration_error, official_calibration_error
+from nanoskyrl.eval.benchmarks.words import same_words
 from nanoskyrl.eval.judge import WORKERS, JudgedConfig, filled, judge_of, verdict_of
 from nanoskyrl.eval.passk import NORMAL_95
 from nanoskyrl.eval.rows import Hub, Row
-from nanoskyrl.eval.words import same_words
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 FORMAT = "Answer in this format:\nExplanation: {{why}}\n{answer}: {{your answer}}\nConfidence: {{0% to 100%}}"

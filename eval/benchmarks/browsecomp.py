@@ -11,7 +11,7 @@ from itertools import cycle
 
 from nanoskyrl.envs.base import Task
 from nanoskyrl.eval.base import user
-from nanoskyrl.eval.hle import FORMAT, Judged
+from nanoskyrl.eval.benchmarks.hle import FORMAT, Judged
 from nanoskyrl.eval.judge import JudgedConfig
 from nanoskyrl.eval.rows import Row
 

@@ -8,7 +8,7 @@ from nanoskyrl.envs.base import Score, Task
 from nanoskyrl.envs.graders.program_tests import parsed_tests, run_tests, shortened
 from nanoskyrl.envs.sandbox.base import Limits, full_python
 from nanoskyrl.eval.base import Benchmark, graded, user, wrong
-from nanoskyrl.eval.code import fenced
+from nanoskyrl.eval.benchmarks.code import fenced
 from nanoskyrl.eval.rows import Hub, Row, needed_text
 from nanoskyrl.stages.core.trajectory import Trajectory
 

@@ -12,7 +12,7 @@ from nanoskyrl.envs.base import Score, Task
 from nanoskyrl.envs.graders.grade_math import last_box
 from nanoskyrl.envs.graders.kinds import grade, judged
 from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user
-from nanoskyrl.eval.mmlu import by_group
+from nanoskyrl.eval.benchmarks.mmlu import by_group
 from nanoskyrl.eval.rows import Hub, Row
 from nanoskyrl.stages.core.trajectory import Trajectory
 

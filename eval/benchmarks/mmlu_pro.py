@@ -12,8 +12,8 @@ from typing import Any
 
 from nanoskyrl.envs.base import Task
 from nanoskyrl.eval.base import BenchConfig, Scored, user
-from nanoskyrl.eval.choices import LETTERS, official_chain
-from nanoskyrl.eval.mmlu import MultipleChoice, by_group, options_in
+from nanoskyrl.eval.benchmarks.choices import LETTERS, official_chain
+from nanoskyrl.eval.benchmarks.mmlu import MultipleChoice, by_group, options_in
 from nanoskyrl.eval.rows import Hub, Row, bench_rows, place_of
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 

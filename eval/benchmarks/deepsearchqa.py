@@ -10,10 +10,10 @@ from typing import Any
 
 from nanoskyrl.envs.base import Score, Task
 from nanoskyrl.eval.base import Scored, WithTools, graded, unjudged, user, wrong
-from nanoskyrl.eval.hle import answer_line
+from nanoskyrl.eval.benchmarks.hle import answer_line
+from nanoskyrl.eval.benchmarks.words import same_words
 from nanoskyrl.eval.judge import WORKERS, JudgedConfig, filled, judge_of, verdict_of
 from nanoskyrl.eval.rows import Hub, Row
-from nanoskyrl.eval.words import same_words
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 TYPES = ("Single Answer", "Set Answer")

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END
 from nanoskyrl.envs.base import Episode, Observation, Score, Step, Task
 from nanoskyrl.envs.graders.kinds import ANSWERED
-from nanoskyrl.eval import swe_harness
 from nanoskyrl.eval.base import BenchConfig, Benchmark, OneReply, Scored
-from nanoskyrl.eval.checkout import SUBMIT, CheckoutEpisode
-from nanoskyrl.eval.patches import applies, parses, patch_in, predictions, tidy
+from nanoskyrl.eval.benchmarks import swe_harness
+from nanoskyrl.eval.benchmarks.checkout import SUBMIT, CheckoutEpisode
+from nanoskyrl.eval.benchmarks.patches import applies, parses, patch_in, predictions, tidy
 from nanoskyrl.eval.rows import Hub, Row
 from nanoskyrl.stages.core.errors import SettingsError, check_words
 from nanoskyrl.stages.core.storage import as_path

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nanoskyrl.eval.patches import predictions, tidy
+from nanoskyrl.eval.benchmarks.patches import predictions, tidy
 from nanoskyrl.eval.rows import Row
 from nanoskyrl.stages.core.errors import EngineError, SettingsError
 
