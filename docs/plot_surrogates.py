@@ -9,14 +9,14 @@ import matplotlib as mpl
 import torch
 
 from nanoskyrl.algos.base import Algorithm
-from nanoskyrl.algos.cispo import CISPO, CispoConfig
-from nanoskyrl.algos.clip import ClipConfig
-from nanoskyrl.algos.dapo import DAPO, DapoConfig
-from nanoskyrl.algos.dppo import DPPO_KL, DPPO_TV, DppoKlConfig, DppoTvConfig
-from nanoskyrl.algos.gmpo import GMPO, GmpoConfig
-from nanoskyrl.algos.gspo import GSPO, GspoConfig
-from nanoskyrl.algos.ppo import PPO
-from nanoskyrl.algos.sapo import SAPO, SapoConfig
+from nanoskyrl.algos.surrogates.cispo import CISPO, CispoConfig
+from nanoskyrl.algos.surrogates.clip import ClipConfig
+from nanoskyrl.algos.surrogates.dapo import DAPO, DapoConfig
+from nanoskyrl.algos.surrogates.dppo import DPPO_KL, DPPO_TV, DppoKlConfig, DppoTvConfig
+from nanoskyrl.algos.surrogates.gmpo import GMPO, GmpoConfig
+from nanoskyrl.algos.surrogates.gspo import GSPO, GspoConfig
+from nanoskyrl.algos.surrogates.ppo import PPO
+from nanoskyrl.algos.surrogates.sapo import SAPO, SapoConfig
 
 mpl.use("svg")
 mpl.rcParams["svg.hashsalt"] = "nanoskyrl"  # the same bytes each time

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from nanoskyrl.algos.advantages import Batch, Estimates, Estimator, has_spread
+from nanoskyrl.algos.estimators.base import Batch, Estimates, Estimator, has_spread
 from nanoskyrl.algos.shaping import first_groups, groups_with_spread, is_overlong, overlong_punishment
 from nanoskyrl.stages.core.config import to_plain
 from nanoskyrl.stages.core.errors import SettingsError

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nanoskyrl.algos.advantages import EstimatorConfig
 from nanoskyrl.algos.base import Algorithm
+from nanoskyrl.algos.estimators.base import EstimatorConfig
 from nanoskyrl.algos.kl import KL_ESTIMATORS
 from nanoskyrl.stages.core.errors import SettingsError, check_words
 from nanoskyrl.stages.learning.train_config import TrainConfig

@@ -16,7 +16,7 @@ from nanoskyrl.algos.aggregate import Totals, reduction
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.kl import K3_LIMIT, kl
 from nanoskyrl.algos.off_policy import OffPolicyConfig, correction, mean_weight, negative_rows_gone
-from nanoskyrl.algos.value_loss import value_loss
+from nanoskyrl.algos.surrogates.value_loss import value_loss
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.registry import plugin_errors

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nanoskyrl.algos.advantages import Batch, Estimates
+from nanoskyrl.algos.estimators.base import Batch, Estimates
 from nanoskyrl.algos.shaping import metric_of
 from nanoskyrl.stages.core.trajectory import row_arrays
 

@@ -13,23 +13,23 @@ import numpy as np
 import pytest
 import torch
 
-from nanoskyrl.algos import advantages as estimators
 from nanoskyrl.algos.aggregate import Totals, reduction
-from nanoskyrl.algos.cispo import CISPO, CispoConfig
-from nanoskyrl.algos.clip import ClipConfig
-from nanoskyrl.algos.cov import CLIP_COV, KL_COV, ClipCovConfig, KlCovConfig
-from nanoskyrl.algos.dppo import DPPO_KL, DPPO_TV, DppoKlConfig, DppoTvConfig
-from nanoskyrl.algos.gmpo import GMPO, GmpoConfig
-from nanoskyrl.algos.gspo import GSPO, GspoConfig
+from nanoskyrl.algos.estimators import base as estimators
+from nanoskyrl.algos.estimators.returns import discounted_returns, gae, whiten
 from nanoskyrl.algos.kl import adapted, kl
 from nanoskyrl.algos.off_policy import OffPolicyConfig, correction, mean_weight, negative_rows_gone
-from nanoskyrl.algos.ppo import PPO
-from nanoskyrl.algos.reinforce import REINFORCE, ReinforceConfig
-from nanoskyrl.algos.returns import discounted_returns, gae, whiten
-from nanoskyrl.algos.rloo import RLOO, RlooConfig
-from nanoskyrl.algos.sapo import SAPO, SapoConfig
 from nanoskyrl.algos.shaping import groups_with_spread, is_overlong, overlong_punishment
-from nanoskyrl.algos.value_loss import value_loss
+from nanoskyrl.algos.surrogates.cispo import CISPO, CispoConfig
+from nanoskyrl.algos.surrogates.clip import ClipConfig
+from nanoskyrl.algos.surrogates.cov import CLIP_COV, KL_COV, ClipCovConfig, KlCovConfig
+from nanoskyrl.algos.surrogates.dppo import DPPO_KL, DPPO_TV, DppoKlConfig, DppoTvConfig
+from nanoskyrl.algos.surrogates.gmpo import GMPO, GmpoConfig
+from nanoskyrl.algos.surrogates.gspo import GSPO, GspoConfig
+from nanoskyrl.algos.surrogates.ppo import PPO
+from nanoskyrl.algos.surrogates.reinforce import REINFORCE, ReinforceConfig
+from nanoskyrl.algos.surrogates.rloo import RLOO, RlooConfig
+from nanoskyrl.algos.surrogates.sapo import SAPO, SapoConfig
+from nanoskyrl.algos.surrogates.value_loss import value_loss
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = [Path(place) for place in (os.environ.get("NANOSKYRL_GOLDEN"), ROOT.parent / "shared" / "golden") if place]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoskyrl.algos.kl import KL_ESTIMATORS, adapted, kl
-from nanoskyrl.algos.value_loss import value_loss
+from nanoskyrl.algos.surrogates.value_loss import value_loss
 
 ONE = torch.ones(1, 1, dtype=torch.float64)
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoskyrl.algos.advantages import (
+from nanoskyrl.algos.estimators.base import (
     BATCH_STD,
     GAE,
     REINFORCE_PP,
@@ -13,7 +13,7 @@ from nanoskyrl.algos.advantages import (
     EstimatorConfig,
     leave_one_out,
 )
-from nanoskyrl.algos.returns import discounted_returns, gae, whiten
+from nanoskyrl.algos.estimators.returns import discounted_returns, gae, whiten
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.registry import ESTIMATORS, lookup
 

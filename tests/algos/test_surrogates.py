@@ -7,17 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoskyrl.algos.aggregate import Totals, reduction
-from nanoskyrl.algos.cispo import CISPO, CispoConfig
-from nanoskyrl.algos.clip import ClipConfig
-from nanoskyrl.algos.cov import CLIP_COV, KL_COV, ClipCovConfig, KlCovConfig, covariances
-from nanoskyrl.algos.dppo import DPPO_KL, DPPO_TV, DppoKlConfig, DppoTvConfig
-from nanoskyrl.algos.gmpo import GMPO, GmpoConfig
-from nanoskyrl.algos.grpo import GRPO, GrpoConfig
-from nanoskyrl.algos.gspo import GSPO, GspoConfig
-from nanoskyrl.algos.ppo import PPO
 from nanoskyrl.algos.ratios import LOG_RATIO_LIMIT, token_log_ratio
-from nanoskyrl.algos.rloo import RLOO, RlooConfig
-from nanoskyrl.algos.sapo import SAPO, SapoConfig
+from nanoskyrl.algos.surrogates.cispo import CISPO, CispoConfig
+from nanoskyrl.algos.surrogates.clip import ClipConfig
+from nanoskyrl.algos.surrogates.cov import CLIP_COV, KL_COV, ClipCovConfig, KlCovConfig, covariances
+from nanoskyrl.algos.surrogates.dppo import DPPO_KL, DPPO_TV, DppoKlConfig, DppoTvConfig
+from nanoskyrl.algos.surrogates.gmpo import GMPO, GmpoConfig
+from nanoskyrl.algos.surrogates.grpo import GRPO, GrpoConfig
+from nanoskyrl.algos.surrogates.gspo import GSPO, GspoConfig
+from nanoskyrl.algos.surrogates.ppo import PPO
+from nanoskyrl.algos.surrogates.rloo import RLOO, RlooConfig
+from nanoskyrl.algos.surrogates.sapo import SAPO, SapoConfig
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.registry import ALGOS, lookup
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from running import SMALL, same_bytes
 
-from nanoskyrl.algos.advantages import EstimatorConfig
-from nanoskyrl.algos.cov import ClipCovConfig, KlCovConfig
+from nanoskyrl.algos.estimators.base import EstimatorConfig
 from nanoskyrl.algos.off_policy import OffPolicyConfig
+from nanoskyrl.algos.surrogates.cov import ClipCovConfig, KlCovConfig
 from nanoskyrl.stages.advantage import Models, add_advantages
 from nanoskyrl.stages.core.config import merge, stage_config
 from nanoskyrl.stages.core.errors import ConflictError, EngineError, InputError, SettingsError
@@ -586,7 +586,7 @@ def test_scores_of_a_rollout_that_was_replaced_are_refused(tmp_path):
 MINE = """
 from dataclasses import dataclass
 import numpy as np, torch
-from nanoskyrl.algos.advantages import Estimates, Estimator
+from nanoskyrl.algos.estimators.base import Estimates, Estimator
 from nanoskyrl.algos.base import Algorithm
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nanoskyrl.algos.returns import discounted_returns, gae, whiten
+from nanoskyrl.algos.estimators.returns import discounted_returns, gae, whiten
 from nanoskyrl.stages.core.errors import SettingsError, check_words
 
 ZERO_SPREAD = 1e-6

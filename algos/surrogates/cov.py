@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
-from nanoskyrl.algos.clip import ClipConfig, token_surrogate
+from nanoskyrl.algos.surrogates.clip import ClipConfig, token_surrogate
 from nanoskyrl.stages.core.errors import SettingsError
 
 if TYPE_CHECKING:

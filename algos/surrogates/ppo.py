@@ -4,7 +4,7 @@ Proximal Policy Optimization, arXiv 1707.06347; advantages by GAE, arXiv 1506.02
 """
 
 from nanoskyrl.algos.base import Algorithm
-from nanoskyrl.algos.clip import ClipConfig, token_surrogate
+from nanoskyrl.algos.surrogates.clip import ClipConfig, token_surrogate
 
 PPO = Algorithm(
     name="ppo", surrogate=token_surrogate, Config=ClipConfig, source="arXiv 1707.06347",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nanoskyrl.algos.base import Algorithm
-from nanoskyrl.algos.clip import ClipConfig, token_surrogate
+from nanoskyrl.algos.surrogates.clip import ClipConfig, token_surrogate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

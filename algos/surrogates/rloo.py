@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
-from nanoskyrl.algos.clip import ClipConfig, clipped
 from nanoskyrl.algos.ratios import LOG_RATIO_LIMIT, row_mean, row_product, row_tokens
+from nanoskyrl.algos.surrogates.clip import ClipConfig, clipped
 from nanoskyrl.stages.core.errors import SettingsError
 
 if TYPE_CHECKING:
