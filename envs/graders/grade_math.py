@@ -1,6 +1,6 @@
 """Whether a mathematical answer is the right one, by math-verify behind a normalisation of our own.
 
-What can be decided by spelling is decided here; the rest goes to `equal`, which `envs/graders/kinds.py` calls in a worker
+What can be decided by spelling is decided here; the rest goes to `equal`, which `kinds.py` calls in a worker
 process, because sympy does not always come back. Normalised are minus signs and dashes, full-width signs, thousands
 separators, percent, units, and LaTeX that only spaces. NFKC is not used: it turns 5² into 52.
 """

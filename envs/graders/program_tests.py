@@ -1,7 +1,7 @@
 """Whether a program that a model wrote passes a program of asserts, in the sandbox.
 
 The program's process never holds the tests, what they expect, or the words that tell how they ended: those are in
-a process of their own (`envs/graders/two_process_tests.py`), which only asks it to call its functions. So none of these passes:
+a process of their own (`two_process_tests.py`), which only asks it to call its functions. So none of these passes:
 ending early, hooks at the exit, walks over frames or objects, objects equal to everything, other builtins, writing to
 any handle. What was tried stands in tests/envs/test_program_tests.py.
 

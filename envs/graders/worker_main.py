@@ -1,4 +1,4 @@
-"""What a worker process of `envs/graders/workers.py` does: take a function's name and arguments, answer, and wait again."""
+"""What a worker process of `workers.py` does: take a function's name and arguments, answer, and wait again."""
 
 import contextlib
 import os

@@ -8,7 +8,7 @@ from nanoskyrl.stages.learning.train_config import FULL_BELOW, ZERO_BUCKET, Trai
 FLOAT32, BFLOAT16, NF4 = 4, 2, 0.56
 """Bytes of a number; NF4's with the scales of its blocks."""
 LOGITS_AT_ONCE = {False: 1 << 25, True: 1 << 27}
-"""On a CPU and on a GPU, as in `nanoskyrl.stages.models.logprobs`, which is not imported here because it loads torch."""
+"""On a CPU and on a GPU, as in `stages/models/logprobs.py`, which is not imported here because it loads torch."""
 LOGIT_COPIES = 3
 """Of a chunk's logits in float32: themselves, their softmax, their slopes."""
 LAYER_NUMBERS = 24

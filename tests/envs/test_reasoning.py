@@ -41,7 +41,7 @@ def test_tasks_that_count_all_entries_at_the_start_are_given_fewer(name):
 
 def test_tasks_that_go_over_sets_of_strings_are_the_same_in_every_process():
     code = (
-        "from nanoskyrl.envs import reasoning\n"
+        "from nanoskyrl.envs.worlds.text_math import reasoning\n"
         "print([(task.prompt, task.ground_truth) for task in reasoning.tasks('word_ladder', 'train', 3)])"
     )
     printed = [
