@@ -76,7 +76,7 @@ class Expert(TokenEngine):
         ids = self.actions[self.turn]
         self.turn += 1
         nats = np.zeros(len(ids), np.float32)
-        return [Generation(token_ids=ids, logprobs=nats, finish_reason="stop") for _ in requests]
+        return [Generation(token_ids=ids, rollout_logprobs=nats, finish_reason="stop") for _ in requests]
 
 
 def milliseconds_a_turn(environment: Any, renderer: Renderer) -> float:

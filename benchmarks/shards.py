@@ -33,8 +33,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nanoskyrl.stages.core.digests import digest_bytes, digest_file
+from nanoskyrl.stages.core.rows import list_column, to_json
 from nanoskyrl.stages.core.shards import read_part, write_part
-from nanoskyrl.stages.core.trajectory import TOKEN_COLUMNS, check, list_column, schema_of, to_json
+from nanoskyrl.stages.core.table_checks import check
+from nanoskyrl.stages.core.trajectory import TOKEN_COLUMNS, schema_of
 
 TOKENS = 16_384 * 512
 PROMPT_TOKENS = (64, 192)
@@ -50,14 +52,14 @@ TokenRows = dict[str, list[np.ndarray]]
 
 
 def token_rows(n_rows: int, rng: np.random.Generator) -> TokenRows:
-    """Return prompt_ids, response_ids, loss_mask and logprobs, one array a row; NaN where observed."""
+    """Return prompt_ids, response_ids, loss_mask and rollout_logprobs, one array a row; NaN where observed."""
     weight = 1 / np.arange(1, VOCABULARY + 1)
     cumulative = np.cumsum(weight / weight.sum())
 
     def ids(count: int) -> np.ndarray:
         return np.minimum(np.searchsorted(cumulative, rng.random(count)), VOCABULARY - 1).astype(np.int32)
 
-    rows: TokenRows = {"prompt_ids": [], "response_ids": [], "loss_mask": [], "logprobs": []}
+    rows: TokenRows = {"prompt_ids": [], "response_ids": [], "loss_mask": [], "rollout_logprobs": []}
     for row in range(n_rows):
         if row % N_SAMPLES_PER_PROMPT == 0:
             prompt = ids(int(rng.integers(*PROMPT_TOKENS, endpoint=True)))
@@ -71,7 +73,7 @@ def token_rows(n_rows: int, rng: np.random.Generator) -> TokenRows:
         rows["prompt_ids"].append(prompt)
         rows["response_ids"].append(ids(length))
         rows["loss_mask"].append(mask)
-        rows["logprobs"].append(np.where(mask != 0, log_softmax_at_sampled(length, rng), np.float32("nan")))
+        rows["rollout_logprobs"].append(np.where(mask != 0, log_softmax_at_sampled(length, rng), np.float32("nan")))
     return rows
 
 
@@ -147,18 +149,18 @@ def token_columns(tokens: TokenRows) -> dict[str, pa.Array]:
         "prompt_ids": list_column(tokens["prompt_ids"], pa.int32()),
         "response_ids": list_column(tokens["response_ids"], pa.int32()),
         "loss_mask": list_column(tokens["loss_mask"], pa.int8()),
-        "logprobs": list_column(tokens["logprobs"], pa.float32(), sampled),
+        "rollout_logprobs": list_column(tokens["rollout_logprobs"], pa.float32(), sampled),
     }
 
 
 def python_lists(tokens: TokenRows) -> dict[str, list[list[Any]]]:
     """Return the same tokens as Python lists, None where a log-prob is null."""
-    lists = {name: [row.tolist() for row in rows] for name, rows in tokens.items() if name != "logprobs"}
+    lists = {name: [row.tolist() for row in rows] for name, rows in tokens.items() if name != "rollout_logprobs"}
     logprobs = [
         [value if on else None for value, on in zip(row.tolist(), mask, strict=True)]
-        for row, mask in zip(tokens["logprobs"], lists["loss_mask"], strict=True)
+        for row, mask in zip(tokens["rollout_logprobs"], lists["loss_mask"], strict=True)
     ]
-    return {**lists, "logprobs": logprobs}
+    return {**lists, "rollout_logprobs": logprobs}
 
 
 def best_seconds(work: Callable[[], Any], repeats: int) -> tuple[float, Any]:

@@ -92,11 +92,11 @@ class Batch:
         """Return them as training reads them; the recorded log-probs are those of a uniform policy."""
         count = len(self.prompts)
         missing: list[Any] = [None] * count
+        nats = [np.full(len(c), -np.log(512), np.float32) for c in self.completions]
         return Sequences(
             groups=["group"] * count, prompt_ids=self.prompts, response_ids=self.completions,
             loss_mask=[np.ones(len(c), np.int8) for c in self.completions],
-            logprobs=[np.full(len(c), -np.log(512), np.float32) for c in self.completions], old_logprobs=missing,
-            ref_logprobs=missing,
+            rollout_logprobs=nats, old_logprobs=nats, ref_logprobs=missing,
             advantages=[np.full(len(c), a, np.float32) for c, a in zip(self.completions, self.advantages, strict=True)],
             returns=missing, values=missing, weights=missing,
         )  # fmt: skip

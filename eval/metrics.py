@@ -16,7 +16,8 @@ import pyarrow as pa
 from nanoskyrl.envs.graders.kinds import ANSWERED, NO_ANSWER
 from nanoskyrl.eval.base import JUDGE_FAILED, Scored
 from nanoskyrl.eval.passk import mean_interval, pass_at_k
-from nanoskyrl.stages.core.trajectory import Trajectory, from_table
+from nanoskyrl.stages.core.rows import from_table
+from nanoskyrl.stages.core.trajectory import Trajectory
 
 KS = (1, 2, 4, 8, 16, 32, 64)
 MILLION = 1_000_000

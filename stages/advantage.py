@@ -20,8 +20,10 @@ from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.manifest import Head, Manifest, Output, open_output, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, mean
 from nanoskyrl.stages.core.registry import lookup, plugin_digests, plugin_errors
+from nanoskyrl.stages.core.rows import list_column, row_arrays
 from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
-from nanoskyrl.stages.core.trajectory import check, list_column, row_arrays, schema_of
+from nanoskyrl.stages.core.table_checks import check
+from nanoskyrl.stages.core.trajectory import schema_of
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
 from nanoskyrl.stages.learning.kl_in_reward import FACT, coefficient, facts_of, penalties
 from nanoskyrl.stages.learning.trajectories import Episode, Episodes, batch_of, estimates_by_row, gather
@@ -103,7 +105,7 @@ def advantage(
                 with watch("write"):
                     out.write_part(index, filled)
             start = end
-        facts |= facts_of(columns, _rows_of(tables, "logprobs"), _rows_of(tables, "loss_mask"), config)
+        facts |= facts_of(columns, _rows_of(tables, "rollout_logprobs"), _rows_of(tables, "loss_mask"), config)
         manifest = out.finish(rows_in=source.rows_out, facts=facts)
         if world is not None:
             world.barrier()
@@ -320,10 +322,10 @@ def _passes(
 ) -> dict[str, Rows]:  # fmt: skip
     """Return the columns that models give, row by row; parts in place already hold theirs."""
     found: dict[str, Rows] = {name: [] for name in PASSED if getattr(wanted, name)}
-    found["logprobs"] = []
+    found["rollout_logprobs"] = []
     for index, table in enumerate(tables):
-        start = len(found["logprobs"])
-        found["logprobs"] += row_arrays(table.column("logprobs"))
+        start = len(found["rollout_logprobs"])
+        found["rollout_logprobs"] += row_arrays(table.column("rollout_logprobs"))
         made: Mapping[str, Rows]
         if out is not None and out.has_part(index) and not config.use_kl_in_reward:
             there = read_part(out.directory / part_name(index), columns=PASSED)

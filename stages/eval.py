@@ -33,9 +33,10 @@ from nanoskyrl.stages.core.manifest import (
 )
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.core.registry import lookup, plugin_errors
+from nanoskyrl.stages.core.rows import from_table, to_table, withheld
 from nanoskyrl.stages.core.shards import read_part
 from nanoskyrl.stages.core.storage import is_local, make_directory, write_whole
-from nanoskyrl.stages.core.trajectory import Trajectory, from_table, to_table, withheld
+from nanoskyrl.stages.core.trajectory import Trajectory
 from nanoskyrl.stages.engines.base import UNREACHABLE, AsyncEngine, Engine, TokenEngine, make_engine
 from nanoskyrl.stages.engines.openai import OpenaiEngine
 from nanoskyrl.stages.models.policy import model_name

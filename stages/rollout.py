@@ -31,10 +31,11 @@ from nanoskyrl.stages.core.errors import InputError, SettingsError, check_words
 from nanoskyrl.stages.core.manifest import Head, Manifest, open_output
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, mean
 from nanoskyrl.stages.core.registry import lookup, plugin_digests, plugin_errors
+from nanoskyrl.stages.core.rows import calls_to_json, from_table, to_table
 from nanoskyrl.stages.core.runs import version_of
 from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl.stages.core.trajectory import LOGPROBS_MODES, SPLITS, Trajectory, calls_to_json, from_table, to_table
+from nanoskyrl.stages.core.trajectory import LOGPROBS_MODES, SPLITS, Trajectory
 from nanoskyrl.stages.engines.base import AsyncEngine, Engine, Sampling, TokenEngine, make_engine
 from nanoskyrl.stages.engines.concurrent_turns import play_concurrently, threads_for
 from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits, play

@@ -28,8 +28,10 @@ from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import Head, Manifest, open_output, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, mean
 from nanoskyrl.stages.core.registry import load_attribute, lookup, plugin_errors
+from nanoskyrl.stages.core.rows import from_table, to_json
 from nanoskyrl.stages.core.shards import read_part, read_parts
-from nanoskyrl.stages.core.trajectory import Trajectory, check, from_table, schema_of, to_json
+from nanoskyrl.stages.core.table_checks import check
+from nanoskyrl.stages.core.trajectory import Trajectory, schema_of
 from nanoskyrl.stages.learning.advantage_config import sampling_of
 from nanoskyrl.stages.rollout import without_places
 

@@ -33,7 +33,7 @@ def make_trajectory() -> Callable[..., Trajectory]:
             prompt_ids=np.array([1, 2, 3], np.int32),
             response_ids=np.array([4, 5], np.int32),
             loss_mask=np.array([1, 1], np.int8),
-            logprobs=np.array([-0.5, -0.25], np.float32),
+            rollout_logprobs=np.array([-0.5, -0.25], np.float32),
             prompt="What is 1 + 1?",
             response="<answer>2</answer>",
             messages=[

@@ -25,7 +25,7 @@ def row_for(environment: Any, task: Task, actions: Sequence[str]) -> Trajectory:
     return Trajectory(
         trajectory_id=task.task_id, group_id="g", sample=0, env="env", task_id=task.task_id, split=task.split, seed=0,
         policy_version=None, policy_digest=None, temperature=1.0, top_p=1.0, top_k=0, logprobs_mode="processed",
-        prompt_ids=None, response_ids=None, loss_mask=None, logprobs=None, prompt="", response="",
+        prompt_ids=None, response_ids=None, loss_mask=None, rollout_logprobs=None, prompt="", response="",
         messages=list(observation.messages), turns=turns, status="completed" if done else "max_turns",
         stop_reason="stop" if done else "max_turns", trainable=False, prompt_tokens=0, completion_tokens=0,
         metadata=metadata,

@@ -61,13 +61,15 @@ def rows(vocabulary, seed=0):
         return [make(response).astype(np.float32) for _, response in LENGTHS]
 
     masks = [np.asarray([*random.integers(0, 2, response - 1), 1], np.int8) for _, response in LENGTHS]
+    prompts, responses = [ids(prompt) for prompt, _ in LENGTHS], [ids(response) for _, response in LENGTHS]
+    nats = each(lambda n: -random.random(n) * 4)
     return Sequences(
         groups=[str(row // 2) for row in range(len(LENGTHS))],
-        prompt_ids=[ids(prompt) for prompt, _ in LENGTHS],
-        response_ids=[ids(response) for _, response in LENGTHS],
+        prompt_ids=prompts,
+        response_ids=responses,
         loss_mask=masks,
-        logprobs=each(lambda n: -random.random(n) * 4),
-        old_logprobs=[None] * len(LENGTHS),
+        rollout_logprobs=nats,
+        old_logprobs=nats,
         ref_logprobs=[None] * len(LENGTHS),
         advantages=each(lambda n: np.full(n, random.normal())),
         returns=[None] * len(LENGTHS),

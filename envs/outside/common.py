@@ -7,7 +7,8 @@ from typing import Any
 
 from nanoskyrl.envs.base import Score
 from nanoskyrl.stages.core.errors import SettingsError
-from nanoskyrl.stages.core.trajectory import Trajectory, clean_text
+from nanoskyrl.stages.core.rows import clean_text
+from nanoskyrl.stages.core.trajectory import Trajectory
 
 
 def need(module: str, extra: str) -> ModuleType:

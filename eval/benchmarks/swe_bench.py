@@ -20,8 +20,9 @@ from nanoskyrl.eval.benchmarks.checkout import SUBMIT, CheckoutEpisode
 from nanoskyrl.eval.benchmarks.patches import applies, parses, patch_in, predictions, tidy
 from nanoskyrl.eval.rows import Hub, Row
 from nanoskyrl.stages.core.errors import SettingsError, check_words
+from nanoskyrl.stages.core.rows import to_json
 from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl.stages.core.trajectory import Trajectory, to_json
+from nanoskyrl.stages.core.trajectory import Trajectory
 
 HARNESS = ("auto", "docker", "never")
 PREDICTIONS = "predictions.jsonl"

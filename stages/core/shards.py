@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from nanoskyrl.stages.core.digests import digest_bytes
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.storage import whole_file
-from nanoskyrl.stages.core.trajectory import SCHEMA_KEY, SCHEMA_VERSION
+from nanoskyrl.stages.core.trajectory import RENAMED, SCHEMA_KEY, SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from nanoskyrl.stages.core.manifest import Manifest
@@ -93,30 +93,44 @@ def read_part(path: Path, digest: str | None = None, columns: Sequence[str] | No
             hint="Run the stage that writes it again, with `--force`",
         )
     try:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        renamed = _renamed_since(file.schema_arrow, path)
+        wanted = None if columns is None else [renamed.get(name, name) for name in columns]
         # Without threads: pyarrow's pool can abort a process that exits (apache/arrow#39162), and is no faster.
         # Not by `read_table`, which starts one of the pool's threads whatever it is told.
-        wanted = None if columns is None else list(columns)
-        table = pq.ParquetFile(pa.BufferReader(data)).read(columns=wanted, use_threads=False)
+        table = file.read(columns=wanted, use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise InputError(
             f"`{path}` is not a readable Parquet file: {error}", hint="Run the stage that writes it again"
         ) from error
-    version = (table.schema.metadata or {}).get(SCHEMA_KEY, b"0").decode(errors="replace")
+    if renamed:
+        now = {then: name for name, then in renamed.items()}
+        table = table.rename_columns([now.get(name, name) for name in table.column_names])
+        table = table.replace_schema_metadata({SCHEMA_KEY: str(SCHEMA_VERSION)})
+    if columns is None:
+        return table
+    if missing := [name for name in columns if name not in table.column_names]:
+        raise InputError(f"`{path}` has no column `{missing[0]}`", hint="Run the stage that writes it again")
+    return table.select(list(columns))
+
+
+def _renamed_since(schema: pa.Schema, path: Path) -> dict[str, str]:
+    """Return the columns that had other names when a part was written: the name now, and then.
+
+    Raises:
+        InputError: it was written under a newer schema, or says none that is a number.
+    """
+    version = (schema.metadata or {}).get(SCHEMA_KEY, b"0").decode(errors="replace")
     if not VERSION.fullmatch(version):
         raise InputError(
             f"`{path}` has the schema version {version!r}, no number", hint="Run the stage that writes it again"
         )
-    found = int(version)
-    if found > SCHEMA_VERSION:
+    if int(version) > SCHEMA_VERSION:
         raise InputError(
-            f"`{path}` has schema version {found}; this nanoskyrl reads up to {SCHEMA_VERSION}",
+            f"`{path}` has schema version {int(version)}; this nanoskyrl reads up to {SCHEMA_VERSION}",
             hint="Install a newer nanoskyrl",
         )
-    if wanted is None:
-        return table
-    if missing := [name for name in wanted if name not in table.column_names]:
-        raise InputError(f"`{path}` has no column `{missing[0]}`", hint="Run the stage that writes it again")
-    return table.select(wanted)
+    return {now: then for then, now in RENAMED.items() if then in schema.names} if int(version) == 1 else {}
 
 
 def read_parts(directory: Path, manifest: "Manifest", columns: Sequence[str] | None = None) -> Iterator[pa.Table]:

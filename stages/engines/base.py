@@ -56,7 +56,7 @@ class Generation:
 
     token_ids: list[int]
     """With the stop token, or the tokens of the stop string, if one was sampled."""
-    logprobs: np.ndarray | None
+    rollout_logprobs: np.ndarray | None
     """[len(token_ids)] float32 nats; None where `recomputed` was asked for."""
     finish_reason: str
     """stop (a stop token, the last one), stop_string, length or error."""

@@ -276,7 +276,7 @@ def _by_row(
         done.append(
             Generation(
                 token_ids=tokens,
-                logprobs=None if sampling.logprobs_mode == "recomputed" else row_logprobs.numpy(),
+                rollout_logprobs=None if sampling.logprobs_mode == "recomputed" else row_logprobs.numpy(),
                 finish_reason=reason,
             )
         )

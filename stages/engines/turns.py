@@ -70,14 +70,14 @@ class _Segment:
     prompt_ids: list[int]
     response_ids: list[int] = dataclasses.field(default_factory=list)
     loss_mask: list[int] = dataclasses.field(default_factory=list)
-    logprobs: list[float] = dataclasses.field(default_factory=list)
+    rollout_logprobs: list[float] = dataclasses.field(default_factory=list)
     turns: list[Turn] = dataclasses.field(default_factory=list)
     messages: list[Message] = dataclasses.field(default_factory=list)
 
-    def append(self, ids: Sequence[int], *, sampled: bool, logprobs: np.ndarray | None = None) -> None:
+    def append(self, ids: Sequence[int], *, sampled: bool, rollout_logprobs: np.ndarray | None = None) -> None:
         self.response_ids += ids
         self.loss_mask += [int(sampled)] * len(ids)
-        self.logprobs += [float("nan")] * len(ids) if logprobs is None else logprobs.tolist()
+        self.rollout_logprobs += [float("nan")] * len(ids) if rollout_logprobs is None else rollout_logprobs.tolist()
 
 
 class Attempt:
@@ -148,12 +148,12 @@ class Attempt:
         if generation.error is not None:
             self._fail(generation.error)
             return
-        if generation.logprobs is not None and not np.isfinite(generation.logprobs).all():
+        if generation.rollout_logprobs is not None and not np.isfinite(generation.rollout_logprobs).all():
             self._fail("the engine's log-probs are not finite")
             return
         segment = self.segments[-1]
         first = len(segment.response_ids)
-        segment.append(generation.token_ids, sampled=True, logprobs=generation.logprobs)
+        segment.append(generation.token_ids, sampled=True, rollout_logprobs=generation.rollout_logprobs)
         words = generation.token_ids[:-1] if generation.finish_reason == "stop" else generation.token_ids
         action = self.engine.renderer.decode(words)
         if generation.finish_reason in ("stop", "stop_string"):
@@ -258,7 +258,7 @@ class Attempt:
         left.segments = [
             dataclasses.replace(
                 segment, response_ids=segment.response_ids[:], loss_mask=segment.loss_mask[:],
-                logprobs=segment.logprobs[:], turns=segment.turns[:], messages=segment.messages[:],
+                rollout_logprobs=segment.rollout_logprobs[:], turns=segment.turns[:], messages=segment.messages[:],
             )
             for segment in self.segments
         ]  # fmt: skip
@@ -309,7 +309,7 @@ class Attempt:
             prompt_ids=np.array(segment.prompt_ids, np.int32) if tokens else None,
             response_ids=np.array(segment.response_ids, np.int32) if tokens else None,
             loss_mask=np.array(segment.loss_mask, np.int8) if tokens else None,
-            logprobs=np.array(segment.logprobs, np.float32) if with_logprobs else None,
+            rollout_logprobs=np.array(segment.rollout_logprobs, np.float32) if with_logprobs else None,
             prompt=decode(segment.prompt_ids)
             if decode
             else "\n".join(str(m["content"]) for m in self.messages if m["role"] in ("system", "user")),

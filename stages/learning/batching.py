@@ -12,10 +12,11 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from nanoskyrl.stages.core.trajectory import row_arrays
+from nanoskyrl.stages.core.rows import row_arrays
 from nanoskyrl.stages.learning.process_group import World, share_out
+from nanoskyrl.stages.learning.trajectories import old_or_sampler_s
 
-PER_TOKEN = ("logprobs", "old_logprobs", "ref_logprobs", "advantages", "returns", "values")
+PER_TOKEN = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages", "returns", "values")
 """Columns with one number a response token that training reads."""
 
 
@@ -27,9 +28,10 @@ class Sequences:
     prompt_ids: list[np.ndarray]
     response_ids: list[np.ndarray]
     loss_mask: list[np.ndarray]
-    logprobs: list[np.ndarray | None]
+    rollout_logprobs: list[np.ndarray | None]
     """Nats under the policy that sampled."""
     old_logprobs: list[np.ndarray | None]
+    """Nats under the policy at the start of the update."""
     ref_logprobs: list[np.ndarray | None]
     advantages: list[np.ndarray | None]
     returns: list[np.ndarray | None]
@@ -67,12 +69,14 @@ def read_sequences(table: pa.Table) -> Sequences:
     def filled(name: str) -> list[np.ndarray]:
         return [np.zeros(0, np.int32) if row is None else row for row in column(name)]
 
+    per_token = {name: column(name) for name in PER_TOKEN}
+    per_token["old_logprobs"] = old_or_sampler_s(per_token["old_logprobs"], per_token["rollout_logprobs"])
     return Sequences(
         table.column("group_id").to_pylist(),
         filled("prompt_ids"),
         filled("response_ids"),
         filled("loss_mask"),
-        *(column(name) for name in PER_TOKEN),
+        **per_token,
         weights=[None] * table.num_rows,
     )
 
@@ -122,10 +126,10 @@ class MicroBatch:
     """[B, T] 1 for real tokens."""
     loss_mask: Tensor
     """[B, T-1] float32, 1 on sampled tokens."""
-    logprobs: Tensor
+    rollout_logprobs: Tensor
     """[B, T-1] float32 nats under the sampling policy; 0 elsewhere."""
     old_logprobs: Tensor
-    """[B, T-1] float32 nats under the old policy: its own column, or the sampling policy's where that is absent."""
+    """[B, T-1] float32 nats under the policy at the start of the update; 0 elsewhere."""
     ref_logprobs: Tensor
     """[B, T-1] float32 nats under the frozen reference; 0 where absent."""
     advantages: Tensor
@@ -152,14 +156,12 @@ def collate(sequences: Sequences, rows: list[int], device: str) -> MicroBatch:
         ids[index, start:length] = sequences.response_ids[row]
         attention[index, :length] = 1
         sampled = sequences.loss_mask[row] != 0
-        columns = {name: getattr(sequences, name)[row] for name in PER_TOKEN}
-        if columns["old_logprobs"] is None:
-            columns["old_logprobs"] = columns["logprobs"]
+        columns = [getattr(sequences, name)[row] for name in PER_TOKEN]
         weights = sequences.weights[row]
         marked = None if sequences.marked is None else sequences.marked[row]
-        for place, values in enumerate((sampled, *columns.values(), sampled if weights is None else weights, marked)):
+        for place, values in enumerate((sampled, *columns, sampled if weights is None else weights, marked)):
             if values is not None:
-                # What stands on observed tokens, NaN in logprobs, never gets into a tensor.
+                # What stands on observed tokens, NaN in rollout_logprobs, never gets into a tensor.
                 per_token[place, index, start:length] = np.where(sampled, values, 0)
     tensors = torch.from_numpy(per_token[:, :, 1:]).to(device)
     return MicroBatch(rows, torch.from_numpy(ids).to(device), torch.from_numpy(attention).to(device), *tensors)

@@ -14,6 +14,7 @@ from nanoskyrl.algos.kl import adapted
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import Manifest
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
+from nanoskyrl.stages.learning.trajectories import old_or_sampler_s
 
 FACT = "kl_in_reward"
 """In the manifest of an `advantage` whose coefficient adapts: coef, the one in force; kl, the mean over rows of their
@@ -67,7 +68,7 @@ def penalties(
     """
     if not config.use_kl_in_reward:
         return None
-    old = passed["old_logprobs"] if "old_logprobs" in passed else passed["logprobs"]
+    old = old_or_sampler_s(passed.get("old_logprobs"), passed["rollout_logprobs"])
     if any(old[row] is None for row in needed):
         raise InputError(
             "`advantage.use_kl_in_reward` needs log-probs, and rows have none",
@@ -90,10 +91,8 @@ def facts_of(
     """
     if config.kl_ctrl == "fixed":
         return {}
-    recomputed = config.old_logprobs == "recompute"
-    found = kl_by_row(
-        columns["old_logprobs"] if recomputed else sampled, columns["ref_logprobs"], masks, config.kl_estimator_type
-    )
+    old = old_or_sampler_s(columns["old_logprobs"], sampled)
+    found = kl_by_row(old, columns["ref_logprobs"], masks, config.kl_estimator_type)
     # A row without trained tokens counts, as in the reductions of losses.
     means = [
         float(row.sum()) / max(np.count_nonzero(m), 1) for row, m in zip(found, masks, strict=True) if row is not None

@@ -170,7 +170,7 @@ class Objective:
         weights = batch.weights / mini.mean_weight
         if self.off_policy.negative_threshold is not None:
             weights = weights * negative_rows_gone(
-                found.logprobs, batch.logprobs, batch.advantages, mask, self.off_policy.negative_threshold
+                found.logprobs, batch.rollout_logprobs, batch.advantages, mask, self.off_policy.negative_threshold
             )
         groups = [self.sequences.groups[row] for row in batch.rows]
         tokens, whole_tokens = (
@@ -228,7 +228,7 @@ def _weighed(sequences: Sequences, config: OffPolicyConfig, max_tokens: int) -> 
     kept = [0] * len(sequences)
     for batch in collate_all(sequences, range(len(sequences)), max_tokens, "cpu"):
         assert batch is not None
-        found, stays = correction(batch.old_logprobs, batch.logprobs, batch.loss_mask, config)
+        found, stays = correction(batch.old_logprobs, batch.rollout_logprobs, batch.loss_mask, config)
         for row, line, count in zip(batch.rows, found.numpy(), stays.sum(-1).tolist(), strict=True):
             weights[row], kept[row] = response_part(sequences, row, line), int(count)
     return with_weights(sequences, weights), kept

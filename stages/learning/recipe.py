@@ -25,7 +25,7 @@ from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import Manifest
 from nanoskyrl.stages.core.registry import lookup, plugin_digests
 from nanoskyrl.stages.core.shards import read_parts
-from nanoskyrl.stages.core.trajectory import check
+from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.learning.batching import PER_TOKEN, read_sequences
 from nanoskyrl.stages.learning.learner import Learner, one_temperature
 from nanoskyrl.stages.learning.objective import Objective
@@ -128,7 +128,7 @@ class Recipe:
                 "rows were sampled with top_p below 1 or with top_k: their log-probs are of a truncated distribution",
                 hint="Sample with top_p 1 and top_k 0 to train",
             )
-        missing = {column: bool(kept.column(column).null_count) for column in ("logprobs", "old_logprobs")}
+        missing = {column: bool(kept.column(column).null_count) for column in ("rollout_logprobs", "old_logprobs")}
         missing["old_logprobs"] &= not recomputed
         if all(missing.values()):
             raise InputError("rows have no log-probs", hint="Run `skyrl advantage --old-logprobs recompute`")
@@ -138,7 +138,7 @@ class Recipe:
                 "rows hold raw log-probs, and were sampled at another temperature than 1",
                 hint="Sample with `rollout.logprobs_mode = processed`, or set `advantage.old_logprobs = recompute`",
             )
-        samplers = set(kept.filter(pc.is_null(kept.column("logprobs"))).column("policy_digest").to_pylist())
+        samplers = set(kept.filter(pc.is_null(kept.column("rollout_logprobs"))).column("policy_digest").to_pylist())
         if samplers - {policy_digest(policy)}:
             raise InputError(
                 f"rows without recorded log-probs were sampled by another policy than `{policy}`",
@@ -156,7 +156,7 @@ class Recipe:
                 f"{' and '.join(column for column, gone in missing.items() if gone)}",
                 hint="Sample with recorded log-probs, and run `skyrl advantage --old-logprobs recompute`",
             )
-        if self.off_policy.negative_threshold is not None and missing["logprobs"]:
+        if self.off_policy.negative_threshold is not None and missing["rollout_logprobs"]:
             raise InputError(
                 "`off_policy.negative_threshold` needs the sampling policy's log-probs, and rows have none",
                 hint="Sample with `rollout.logprobs_mode = processed`",

@@ -41,9 +41,8 @@ def marked_tokens(
     def flat(rows: Sequence[np.ndarray | None]) -> Tensor:
         return torch.from_numpy(np.concatenate([np.asarray(row)[of] for row, of in zip(rows, on, strict=True)]))[None]
 
-    old = [u if o is None else o for u, o in zip(sequences.logprobs, sequences.old_logprobs, strict=True)]
     tokens = flat(logprobs)
-    seen = algorithm.inputs(tokens, flat(old), flat(sequences.advantages), torch.ones_like(tokens))
+    seen = algorithm.inputs(tokens, flat(sequences.old_logprobs), flat(sequences.advantages), torch.ones_like(tokens))
     random = np.random.Generator(np.random.Philox(key=seed))
     with plugin_errors(f"algorithm `{algorithm.name}`"), torch.no_grad():
         picked = algorithm.marks(seen, config, random)

@@ -18,13 +18,25 @@ import pyarrow.compute as pc
 
 from nanoskyrl.algos.estimators.base import Batch, Estimates
 from nanoskyrl.algos.shaping import metric_of
-from nanoskyrl.stages.core.trajectory import row_arrays
+from nanoskyrl.stages.core.rows import row_arrays
 
 COLUMNS = (
     "trajectory_id", "step_index", "group_id", "reward", "success", "status", "stop_reason", "trainable",
     "completion_tokens", "turns", "loss_mask",
 )  # fmt: skip
 """What is read of each row to decide which are kept."""
+
+
+def old_or_sampler_s(
+    old: Sequence[np.ndarray | None] | None, rollout: Sequence[np.ndarray | None]
+) -> list[np.ndarray | None]:
+    """Return each row's log-probs at the start of the update: those recomputed, else those it was sampled with.
+
+    Args:
+        old: [T] nats of each row's response tokens, None in rows that have none; None: no row has any.
+        rollout: [T] nats under the policy that sampled.
+    """
+    return list(rollout) if old is None else [u if o is None else o for u, o in zip(rollout, old, strict=True)]
 
 
 @dataclass(slots=True)

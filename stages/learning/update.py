@@ -107,9 +107,9 @@ class Update:
         values = {"ratio": ratio, "kl": kl, "entropy": terms.entropy, **terms.reported}
         self._sums.add(mask, values)
         if not self._steps_taken:  # later the policy is another than the one that sampled
-            recorded = [self.sequences.logprobs[row] is not None for row in batch.rows]
+            recorded = [self.sequences.rollout_logprobs[row] is not None for row in batch.rows]
             there = mask * torch.tensor(recorded, device=mask.device)[:, None]
-            self._gap.add(there, {"gap": (terms.logprobs - batch.logprobs).abs()})
+            self._gap.add(there, {"gap": (terms.logprobs - batch.rollout_logprobs).abs()})
         largest = ratio.masked_fill(~on, 0)
         self._largest_ratio = max(self._largest_ratio, float(largest.max()))
         share = torch.zeros_like(mask) if terms.share is None else terms.share

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from nanoskyrl.stages.core.trajectory import row_arrays
+from nanoskyrl.stages.core.rows import row_arrays
 
 PIPED = 160
 SHOWN = (

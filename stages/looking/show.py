@@ -17,9 +17,11 @@ from nanoskyrl.stages import score as score_stage
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import SUMMARY, Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics
+from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.runs import STAGES, Run
 from nanoskyrl.stages.core.shards import read_part, read_parts
-from nanoskyrl.stages.core.trajectory import Trajectory, check, from_table
+from nanoskyrl.stages.core.table_checks import check
+from nanoskyrl.stages.core.trajectory import Trajectory
 from nanoskyrl.stages.looking.curve import curve
 from nanoskyrl.stages.looking.preview import advantage_of
 from nanoskyrl.stages.models.policy import count_parameters, is_adapter, policy_digest, policy_files, read_info

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.core.trajectory import row_arrays
+from nanoskyrl.stages.core.rows import row_arrays
 from nanoskyrl.stages.models.policy import text_config
 
 TOKEN_IDS = ("prompt_ids", "response_ids")

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from nanoskyrl.algos.estimators.base import group_normalized, has_spread, mean_normalized
 from nanoskyrl.stages.advantage import add_advantages, summary
 from nanoskyrl.stages.core.errors import SettingsError
-from nanoskyrl.stages.core.trajectory import Trajectory, row_arrays, to_table
+from nanoskyrl.stages.core.rows import row_arrays, to_table
+from nanoskyrl.stages.core.trajectory import Trajectory
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
 
 HALF_ROOT = math.sqrt(0.5)  # two members: the deviations are half the gap, the standard deviation gap / sqrt(2)
@@ -24,7 +25,7 @@ def scored_table(*members):
                 trajectory_id=f"t{i}", group_id=group, sample=i, env="text_math", task_id=group, split="train", seed=i,
                 policy_version=0, policy_digest="d", temperature=1.0, top_p=1.0, top_k=0, logprobs_mode="processed",
                 prompt_ids=np.array([1], np.int32), response_ids=np.array([2, 3, 4], np.int32),
-                loss_mask=np.array([1, 0, 1], np.int8), logprobs=np.array([-1, np.nan, -1], np.float32),
+                loss_mask=np.array([1, 0, 1], np.int8), rollout_logprobs=np.array([-1, np.nan, -1], np.float32),
                 prompt="", response="", messages=[], turns=[], status=status, stop_reason=stop[status], trainable=True,
                 prompt_tokens=1, completion_tokens=2, reward=reward,
                 error="boom" if status == "failed" else None,

@@ -551,7 +551,7 @@ def with_value(table, name, row, value):
 
 
 SPOILT_ROWS = {
-    "log-probs": ("logprobs", lambda old: [None if v is None else -float("inf") for v in old], "NaN or infinity in `logprobs`"),
+    "log-probs": ("rollout_logprobs", lambda old: [None if v is None else -float("inf") for v in old], "NaN or infinity in `rollout_logprobs`"),
     "old log-probs": ("old_logprobs", lambda old: [float("nan")], "NaN or infinity in `old_logprobs`"),
     "trainable": ("trainable", lambda old: False, "is kept, and not trainable"),
     "prompt": ("prompt_ids", lambda old: [], "has an empty prompt"),

@@ -10,9 +10,10 @@ import pytest
 from nanoskyrl.stages.core.digests import digest_bytes, digest_file
 from nanoskyrl.stages.core.errors import InputError, OutputError
 from nanoskyrl.stages.core.manifest import Manifest, Part
+from nanoskyrl.stages.core.rows import list_column
 from nanoskyrl.stages.core.shards import part_name, read_part, read_parts, write_part
 from nanoskyrl.stages.core.storage import as_path, make_directory
-from nanoskyrl.stages.core.trajectory import SCHEMA_KEY, SCHEMA_VERSION, list_column
+from nanoskyrl.stages.core.trajectory import SCHEMA_KEY, SCHEMA_VERSION
 
 TURN = pa.struct([("action", pa.string()), ("reward", pa.float64()), ("first_token", pa.int32())])
 TURNS = pa.list_(pa.field("element", TURN))
@@ -29,7 +30,7 @@ def part(rows=3, version=SCHEMA_VERSION):
             "env": pa.array(["text_math"] * rows),
             "reward": pa.array([None, *[0.1] * (rows - 1)], pa.float64()),
             "response_ids": list_column([*ids[:-1], None], pa.int32()),
-            "logprobs": list_column([*logprobs[:-1], None], pa.float32(), [*sampled[:-1], None]),
+            "rollout_logprobs": list_column([*logprobs[:-1], None], pa.float32(), [*sampled[:-1], None]),
             "turns": pa.array([[{"action": "a", "reward": 0.5, "first_token": 0}, None]] * rows, TURNS),
         }
     )
@@ -85,8 +86,8 @@ def test_equal_tables_give_equal_bytes(tmp_path):
 
 def test_a_reader_may_take_some_columns_only(tmp_path):
     write_part(tmp_path / "p", part())
-    found = read_part(tmp_path / "p", columns=["logprobs", "env"])
-    assert found.equals(part().select(["logprobs", "env"]))
+    found = read_part(tmp_path / "p", columns=["rollout_logprobs", "env"])
+    assert found.equals(part().select(["rollout_logprobs", "env"]))
 
 
 def test_any_parquet_reader_can_read_a_part(tmp_path):
@@ -102,7 +103,7 @@ def test_every_column_is_compressed_with_zstd(tmp_path):
 def test_floats_are_split_by_byte_and_words_have_a_dictionary(tmp_path):
     write_part(tmp_path / "p", part())
     chunks = chunks_of(tmp_path / "p")
-    for name in ("reward", "logprobs.list.element", "turns.list.element.reward"):
+    for name in ("reward", "rollout_logprobs.list.element", "turns.list.element.reward"):
         assert "BYTE_STREAM_SPLIT" in chunks[name].encodings, name
         assert not chunks[name].has_dictionary_page, name
     for name in ("env", "turns.list.element.action"):
@@ -111,7 +112,7 @@ def test_floats_are_split_by_byte_and_words_have_a_dictionary(tmp_path):
 
 def test_float_noise_takes_less_than_with_the_defaults(tmp_path):
     rng = np.random.default_rng(0)
-    table = pa.table({"logprobs": list_column([-rng.exponential(1, 200) for _ in range(500)], pa.float32())})
+    table = pa.table({"rollout_logprobs": list_column([-rng.exponential(1, 200) for _ in range(500)], pa.float32())})
     write_part(tmp_path / "ours", table)
     pq.write_table(table, tmp_path / "defaults")
     assert (tmp_path / "ours").stat().st_size < 0.9 * (tmp_path / "defaults").stat().st_size

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.rows import clean_text, flat_values, from_table, list_column, row_arrays, to_json, to_table
+from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import (
     COLUMNS,
     DROP_REASONS,
@@ -22,16 +24,8 @@ from nanoskyrl.stages.core.trajectory import (
     ToolCall,
     Trajectory,
     Turn,
-    check,
-    clean_text,
     columns_of,
-    flat_values,
-    from_table,
-    list_column,
-    row_arrays,
     schema_of,
-    to_json,
-    to_table,
 )
 
 # The table of design.md, section 3, in its order.
@@ -39,7 +33,7 @@ DESIGN = {
     "rollout": """
         trajectory_id:string step_index:int32 is_last_step:bool group_id:string sample:int32 env:string task_id:string
         split:string seed:int64 policy_version:int32 policy_digest:string temperature:double top_p:double top_k:int32
-        logprobs_mode:string prompt_ids:int32* response_ids:int32* loss_mask:int8* logprobs:float* prompt:string
+        logprobs_mode:string prompt_ids:int32* response_ids:int32* loss_mask:int8* rollout_logprobs:float* prompt:string
         response:string messages:string turns:struct* status:string stop_reason:string error:string trainable:bool
         prompt_tokens:int32 completion_tokens:int32 metadata:string""",
     "score": "reward:double reward_parts:string success:bool score_status:string",
@@ -48,8 +42,8 @@ DESIGN = {
         kept:bool drop_reason:string""",
 }
 NULLABLE = [
-    "policy_version", "policy_digest", "prompt_ids", "response_ids", "loss_mask", "logprobs", "prompt", "response",
-    "messages", "turns", "error", "prompt_tokens", "completion_tokens", "metadata", "reward",
+    "policy_version", "policy_digest", "prompt_ids", "response_ids", "loss_mask", "rollout_logprobs", "prompt",
+    "response", "messages", "turns", "error", "prompt_tokens", "completion_tokens", "metadata", "reward",
     "success", "shaped_reward", "advantages", "returns", "values", "old_logprobs", "ref_logprobs", "drop_reason",
 ]  # fmt: skip
 
@@ -63,7 +57,7 @@ def trajectory(**changes):
             prompt_ids=np.array([1, 2], np.int32),
             response_ids=np.array([3, 4, 5], np.int32),
             loss_mask=np.array([1, 0, 1], np.int8),
-            logprobs=np.array([-0.5, np.nan, -0.25], np.float32),
+            rollout_logprobs=np.array([-0.5, np.nan, -0.25], np.float32),
             prompt="ab", response="cde",
             messages=[{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}],
             turns=[
@@ -192,7 +186,7 @@ def test_a_scored_row_comes_back_as_it_was():
 
 def test_a_row_without_tokens_comes_back_without_tokens():
     row = trajectory(
-        prompt_ids=None, response_ids=None, loss_mask=None, logprobs=None, trainable=False, policy_version=None,
+        prompt_ids=None, response_ids=None, loss_mask=None, rollout_logprobs=None, trainable=False, policy_version=None,
         policy_digest=None, turns=(), messages=[], metadata={}, prompt="", response="",
     )  # fmt: skip
     found = next(from_table(through_parquet(to_table([row]))))
@@ -201,11 +195,11 @@ def test_a_row_without_tokens_comes_back_without_tokens():
 
 
 def test_rows_with_and_without_tokens_stand_side_by_side():
-    none = {"prompt_ids": None, "response_ids": None, "loss_mask": None, "logprobs": None, "trainable": False}
-    empty = {"response_ids": np.int32([]), "loss_mask": np.int8([]), "logprobs": np.float32([])}
+    none = {"prompt_ids": None, "response_ids": None, "loss_mask": None, "rollout_logprobs": None, "trainable": False}
+    empty = {"response_ids": np.int32([]), "loss_mask": np.int8([]), "rollout_logprobs": np.float32([])}
     rows = [
         trajectory(),
-        trajectory(trajectory_id="t1", logprobs=None, logprobs_mode="recomputed"),
+        trajectory(trajectory_id="t1", rollout_logprobs=None, logprobs_mode="recomputed"),
         trajectory(trajectory_id="t2", **none),
         trajectory(trajectory_id="t3", **empty),
         trajectory(trajectory_id="t4"),
@@ -233,14 +227,14 @@ def test_columns_of_advantage_are_left_aside():
 
 
 def test_a_log_prob_is_null_where_the_mask_is_0_whatever_stood_there():
-    table = to_table([trajectory(logprobs=np.array([-0.5, -7.0, -0.25], np.float32))])
-    assert table.column("logprobs").to_pylist() == [[-0.5, None, -0.25]]
+    table = to_table([trajectory(rollout_logprobs=np.array([-0.5, -7.0, -0.25], np.float32))])
+    assert table.column("rollout_logprobs").to_pylist() == [[-0.5, None, -0.25]]
 
 
 def test_a_log_prob_keeps_every_bit():
     logprobs = np.array([np.float32(-1.1920929e-07), -0.0, np.nextafter(np.float32(-20), np.float32(0))], np.float32)
-    row = trajectory(loss_mask=np.ones(3, np.int8), logprobs=logprobs)
-    found = next(from_table(through_parquet(to_table([row])))).logprobs
+    row = trajectory(loss_mask=np.ones(3, np.int8), rollout_logprobs=logprobs)
+    found = next(from_table(through_parquet(to_table([row])))).rollout_logprobs
     assert found.tobytes() == logprobs.tobytes()
 
 
@@ -390,7 +384,7 @@ def test_good_tables_pass():
     check(with_advantages(returns=[1.0, 0.0, 1.0], values=[0.0] * 3, old_logprobs=[-1.0, 0.0, -1.0]), "advantage")
 
 
-@pytest.mark.parametrize("name", [name for name in PER_RESPONSE_TOKEN if name != "logprobs"])
+@pytest.mark.parametrize("name", [name for name in PER_RESPONSE_TOKEN if name != "rollout_logprobs"])
 @pytest.mark.parametrize("length", [0, 2, 4])
 def test_a_list_of_another_length_than_the_response_is_refused(name, length):
     table = with_column(with_advantages(), name, [[1] * length])
@@ -400,8 +394,8 @@ def test_a_list_of_another_length_than_the_response_is_refused(name, length):
 
 @pytest.mark.parametrize("logprobs", [[], [-0.5, None], [-0.5, None, -0.25, None]])
 def test_log_probs_of_another_length_than_the_response_are_refused(logprobs):
-    with pytest.raises(InputError, match=f"row 0: `logprobs` has {len(logprobs)} elements and response_ids 3"):
-        check(with_column(to_table([trajectory()]), "logprobs", [logprobs]), "rollout")
+    with pytest.raises(InputError, match=f"row 0: `rollout_logprobs` has {len(logprobs)} elements and response_ids 3"):
+        check(with_column(to_table([trajectory()]), "rollout_logprobs", [logprobs]), "rollout")
 
 
 def test_the_row_is_counted_across_chunks():
@@ -417,7 +411,7 @@ def test_lengths_that_agree_only_in_sum_are_refused():
         check(with_column(table, "loss_mask", [[1, 0], [1, 1, 0, 1]]), "rollout")
 
 
-@pytest.mark.parametrize("name", [name for name in TOKEN_COLUMNS if name != "logprobs"])
+@pytest.mark.parametrize("name", [name for name in TOKEN_COLUMNS if name != "rollout_logprobs"])
 def test_only_log_probs_may_have_a_null_element(name):
     with pytest.raises(InputError, match=f"column `{name}` has a null element"):
         check(with_column(with_advantages(), name, [[1, None, 1]]), "advantage")
@@ -429,8 +423,8 @@ def test_only_log_probs_may_have_a_null_element(name):
     ids=["set on an observed token", "null on a sampled token", "the wrong way round", "all null"],
 )
 def test_log_probs_are_null_exactly_where_the_mask_is_0(logprobs):
-    with pytest.raises(InputError, match="`logprobs` is null on a sampled token, or set on an observed one"):
-        check(with_column(to_table([trajectory()]), "logprobs", [logprobs]), "rollout")
+    with pytest.raises(InputError, match="`rollout_logprobs` is null on a sampled token, or set on an observed one"):
+        check(with_column(to_table([trajectory()]), "rollout_logprobs", [logprobs]), "rollout")
 
 
 @pytest.mark.parametrize("name", ["prompt_ids", "response_ids", "loss_mask"])
@@ -438,13 +432,13 @@ def test_a_row_without_tokens_is_not_trainable(name):
     table = to_table([trajectory(), trajectory(trajectory_id="t1")])
     whole, missing = table.slice(0, 1), with_column(table.slice(1), name, [None])
     if name == "response_ids":
-        missing = with_column(with_column(missing, "loss_mask", [None]), "logprobs", [None])
+        missing = with_column(with_column(missing, "loss_mask", [None]), "rollout_logprobs", [None])
     with pytest.raises(InputError, match=f"row 1 is trainable but has no `{name}`"):
         check(pa.concat_tables([whole, missing]), "rollout")
 
 
 def test_a_trainable_row_may_lack_log_probs():
-    check(to_table([trajectory(logprobs=None, logprobs_mode="recomputed")]), "rollout")
+    check(to_table([trajectory(rollout_logprobs=None, logprobs_mode="recomputed")]), "rollout")
 
 
 @pytest.mark.parametrize("reason", STOP_REASONS)
@@ -487,7 +481,7 @@ def test_a_null_row_is_let_pass_where_the_schema_has_some(name):
         for other in PER_RESPONSE_TOKEN:
             with_untrainable = with_column(with_untrainable, other, [None])
     if name == "loss_mask":
-        with_untrainable = with_column(with_untrainable, "logprobs", [None])
+        with_untrainable = with_column(with_untrainable, "rollout_logprobs", [None])
     check(with_column(with_untrainable, name, [None]), "advantage")
 
 
@@ -521,7 +515,7 @@ def test_a_column_too_many_is_named():
         ("seed", pa.int32()),
         ("prompt", pa.large_string()),
         ("response_ids", pa.list_(pa.int64())),
-        ("logprobs", pa.list_(pa.float64())),
+        ("rollout_logprobs", pa.list_(pa.float64())),
         ("loss_mask", pa.list_(pa.bool_())),
         ("turns", pa.string()),
     ],
@@ -550,10 +544,10 @@ def test_every_drop_reason_is_let_pass():
     "changes",
     [
         {"loss_mask": np.array([1, 0], np.int8)},
-        {"logprobs": np.array([-0.5], np.float32)},
+        {"rollout_logprobs": np.array([-0.5], np.float32)},
         {"loss_mask": None},
     ],
-    ids=["short mask", "short logprobs", "no mask"],
+    ids=["short mask", "short rollout_logprobs", "no mask"],
 )
 def test_a_row_whose_mask_does_not_fit_its_log_probs_is_an_input_error(changes):
     with pytest.raises(InputError):
@@ -564,7 +558,7 @@ def test_a_row_whose_mask_does_not_fit_its_log_probs_is_an_input_error(changes):
     "changes",
     [
         {"response_ids": None},
-        {"response_ids": None, "logprobs": None},
+        {"response_ids": None, "rollout_logprobs": None},
     ],
     ids=["mask and log-probs without a response", "mask without a response"],
 )
@@ -575,17 +569,17 @@ def test_a_list_beside_no_response_is_refused(changes):
 
 @pytest.mark.parametrize("logprobs", [[-0.5, None, -0.25], [-0.5, -0.1, -0.25]])
 def test_log_probs_without_a_mask_are_refused(logprobs):
-    table = to_table([trajectory(trainable=False, loss_mask=None, logprobs=None)])
+    table = to_table([trajectory(trainable=False, loss_mask=None, rollout_logprobs=None)])
     with pytest.raises(InputError):
-        check(with_column(table, "logprobs", [logprobs]), "rollout")
+        check(with_column(table, "rollout_logprobs", [logprobs]), "rollout")
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"loss_mask": np.array([2, 0, 1], np.int8)},
-        {"logprobs": np.array([np.nan, np.nan, -0.25], np.float32)},
-        {"logprobs": np.array([0.5, np.nan, -0.25], np.float32)},
+        {"rollout_logprobs": np.array([np.nan, np.nan, -0.25], np.float32)},
+        {"rollout_logprobs": np.array([0.5, np.nan, -0.25], np.float32)},
         {"split": "bananas"},
         {"error": "boom"},
         {"status": "failed", "stop_reason": "error"},

@@ -13,7 +13,7 @@ from nanoskyrl.envs.actions import final_answer
 from nanoskyrl.envs.base import check_metadata, check_observation
 from nanoskyrl.stages.core.config import plugin_config
 from nanoskyrl.stages.core.registry import ENVS, lookup
-from nanoskyrl.stages.core.trajectory import from_table, to_table
+from nanoskyrl.stages.core.rows import from_table, to_table
 from nanoskyrl.stages.rollout import summary
 from nanoskyrl.stages.score import judge
 

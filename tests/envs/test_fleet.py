@@ -20,8 +20,8 @@ from nanoskyrl.envs.outside.fleet import Fleet, FleetConfig, read_task_configs
 from nanoskyrl.envs.outside.fleet_task import CloudBackend, LocalBackend, make_fleet_task_env
 from nanoskyrl.envs.outside.mcp_session import McpSession
 from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.shards import read_parts
-from nanoskyrl.stages.core.trajectory import from_table
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.score import ScoreConfig, score
 

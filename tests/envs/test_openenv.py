@@ -18,8 +18,9 @@ pytest.importorskip("openenv.core.generic_client", reason="the extra `openenv` i
 from nanoskyrl.envs.base import check_observation
 from nanoskyrl.envs.outside.openenv import OpenEnv, OpenEnvConfig
 from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.shards import read_parts
-from nanoskyrl.stages.core.trajectory import Turn, from_table
+from nanoskyrl.stages.core.trajectory import Turn
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.score import ScoreConfig, score
 

@@ -15,8 +15,8 @@ pytest.importorskip("skyrl_gym", reason="the extra `skyrl_gym` is not installed"
 from nanoskyrl.envs.base import check_observation
 from nanoskyrl.envs.outside.skyrl_gym import SkyrlGym, SkyrlGymConfig
 from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.shards import read_parts
-from nanoskyrl.stages.core.trajectory import from_table
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.score import ScoreConfig, score
 

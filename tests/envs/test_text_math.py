@@ -24,7 +24,7 @@ def attempt(environment, task, actions, *, status="completed"):
     return Trajectory(
         trajectory_id="t", group_id="g", sample=0, env="text_math", task_id=task.task_id, split=task.split, seed=0,
         policy_version=None, policy_digest=None, temperature=1.0, top_p=1.0, top_k=0, logprobs_mode="processed",
-        prompt_ids=None, response_ids=None, loss_mask=None, logprobs=None, prompt="", response="", messages=[],
+        prompt_ids=None, response_ids=None, loss_mask=None, rollout_logprobs=None, prompt="", response="", messages=[],
         turns=turns, status=status, stop_reason="stop" if status == "completed" else "length", trainable=False,
         prompt_tokens=0, completion_tokens=0, metadata=dict(observation.metadata),
     )  # fmt: skip

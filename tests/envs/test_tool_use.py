@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from nanoskyrl.envs.worlds.tool_use.environment import ToolUse, ToolUseConfig
 from nanoskyrl.stages.core.errors import SettingsError
-from nanoskyrl.stages.core.trajectory import Trajectory, Turn, from_table, to_table
+from nanoskyrl.stages.core.rows import from_table, to_table
+from nanoskyrl.stages.core.trajectory import Trajectory, Turn
 
 
 def attempt(environment, task, actions):
@@ -27,7 +28,7 @@ def stored(turns, metadata):
     return Trajectory(
         trajectory_id="t", group_id="g", sample=0, env="tool_use", task_id="task", split="train", seed=0,
         policy_version=None, policy_digest=None, temperature=1.0, top_p=1.0, top_k=0, logprobs_mode="processed",
-        prompt_ids=None, response_ids=None, loss_mask=None, logprobs=None, prompt="", response="", messages=[],
+        prompt_ids=None, response_ids=None, loss_mask=None, rollout_logprobs=None, prompt="", response="", messages=[],
         turns=turns, status="completed" if done else "max_turns", stop_reason="stop" if done else "max_turns",
         trainable=False, prompt_tokens=0, completion_tokens=0, metadata=metadata,
     )  # fmt: skip

@@ -15,7 +15,8 @@ from nanoskyrl.stages.core.errors import ConflictError, InputError, SettingsErro
 from nanoskyrl.stages.core.manifest import check_may_leave, read_manifest
 from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl.stages.core.trajectory import WITHHELD, check
+from nanoskyrl.stages.core.table_checks import check
+from nanoskyrl.stages.core.trajectory import WITHHELD
 from nanoskyrl.stages.engines.scripted import ScriptedConfig
 from nanoskyrl.stages.eval import settings_of
 
@@ -360,7 +361,7 @@ def test_browsecomp_writes_down_no_text_and_no_token(engine_name, tmp_path):
     policy = STARTER if engine_name == "hf" else None
     found = run_bench("browsecomp", out, engine_name=engine_name, policy=policy, max_generate_length=8)
     table = table_of(out)
-    for name in (*WITHHELD, "prompt_ids", "response_ids", "loss_mask", "logprobs"):
+    for name in (*WITHHELD, "prompt_ids", "response_ids", "loss_mask", "rollout_logprobs"):
         assert table.column(name).null_count == table.num_rows, name
     secrets = [text for task in bench("browsecomp").tasks("test") for text in (task.prompt, str(task.ground_truth))]
     assert len(secrets) == 6
@@ -397,7 +398,7 @@ def test_batches_of_1_and_32_give_the_same_tokens_grades_and_logprobs(name, tmp_
         tables.append(table_of(out))
     for column in ("trajectory_id", "response_ids", "success", "reward", "turns"):
         assert tables[0].column(column).to_pylist() == tables[1].column(column).to_pylist(), column
-    pairs = zip(*(table.column("logprobs").to_pylist() for table in tables), strict=True)
+    pairs = zip(*(table.column("rollout_logprobs").to_pylist() for table in tables), strict=True)
     assert max(abs(np.array(a) - np.array(b)).max() for a, b in pairs) < 1e-5
 
 

@@ -12,7 +12,8 @@ from nanoskyrl.eval.metrics import cost, summarize
 from nanoskyrl.eval.prices import read_prices
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.registry import names
-from nanoskyrl.stages.core.trajectory import ToolCall, Turn, to_table
+from nanoskyrl.stages.core.rows import to_table
+from nanoskyrl.stages.core.trajectory import ToolCall, Turn
 from nanoskyrl.stages.eval import EvalConfig, evaluate
 from nanoskyrl.stages.looking.eval_report import LINES, compare, comparison, summary_of, table
 from nanoskyrl.stages.models.policy import STARTER_DIRECTORY, PolicyInfo, model_name, write_info

@@ -12,7 +12,7 @@ from benches import OWN, SAMPLES, STARTER, rows_file, run_bench, table_of
 
 from nanoskyrl.stages.core.config import plugin_config
 from nanoskyrl.stages.core.registry import lookup
-from nanoskyrl.stages.core.trajectory import from_table
+from nanoskyrl.stages.core.rows import from_table
 
 SECONDS = 120
 SERVE = "import sys; from transformers.cli.transformers import main; sys.exit(main())"

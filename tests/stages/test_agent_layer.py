@@ -8,8 +8,8 @@ from nanoskyrl.envs.memory import Memory
 from nanoskyrl.envs.worlds.tool_use.environment import ToolUse, ToolUseConfig
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.metrics import Stopwatch
+from nanoskyrl.stages.core.rows import to_table
 from nanoskyrl.stages.core.shards import read_parts
-from nanoskyrl.stages.core.trajectory import to_table
 from nanoskyrl.stages.engines.base import Generation, HfConfig, Request, Sampling, TokenEngine
 from nanoskyrl.stages.engines.hf import HfEngine
 from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits, play
@@ -84,7 +84,8 @@ class Silent(TokenEngine):
         ids = [*self.renderer.encode("hi"), self.renderer.turn_end_id]
         self.prompts += [self.renderer.decode(request.prompt_ids) for request in requests]
         return [
-            Generation(token_ids=ids, logprobs=np.zeros(len(ids), np.float32), finish_reason="stop") for _ in requests
+            Generation(token_ids=ids, rollout_logprobs=np.zeros(len(ids), np.float32), finish_reason="stop")
+            for _ in requests
         ]
 
 
@@ -157,7 +158,9 @@ def test_a_turn_ends_with_a_stop_string_and_is_the_same_until_then(engine):
     for one, other in zip(free, stopped, strict=True):
         text = engine.renderer.decode(other.token_ids)
         assert one.token_ids[: len(other.token_ids)] == other.token_ids
-        np.testing.assert_allclose(one.logprobs[: len(other.logprobs)], other.logprobs, atol=1e-5)
+        np.testing.assert_allclose(
+            one.rollout_logprobs[: len(other.rollout_logprobs)], other.rollout_logprobs, atol=1e-5
+        )
         assert (other.finish_reason == "stop_string") == text.endswith("</answer>")
         assert text.count("</answer>") <= 1
 

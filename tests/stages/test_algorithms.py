@@ -21,9 +21,10 @@ from nanoskyrl.stages.core.errors import ConflictError, EngineError, InputError,
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.metrics import read_metrics
 from nanoskyrl.stages.core.registry import ALGOS, lookup
+from nanoskyrl.stages.core.rows import row_arrays, to_table
 from nanoskyrl.stages.core.runs import STAGES, Run
 from nanoskyrl.stages.core.shards import read_parts
-from nanoskyrl.stages.core.trajectory import Turn, row_arrays, to_table
+from nanoskyrl.stages.core.trajectory import Turn
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig, Sampling, settled
 from nanoskyrl.stages.learning.batching import read_sequences
 from nanoskyrl.stages.learning.learner import Learner
@@ -149,7 +150,7 @@ def test_a_kl_in_the_loss_is_0_at_the_reference_and_grows(tmp_path):
     loop(run, settings("grpo", train={"algo": "grpo", "use_kl_loss": True, "lr": 1e-3}))
     first, second = (table(run.stage(step, "advantage")) for step in (0, 1))
     for ref, recorded, mask in zip(
-        *(row_arrays(first.column(c)) for c in ("ref_logprobs", "logprobs", "loss_mask")), strict=True
+        *(row_arrays(first.column(c)) for c in ("ref_logprobs", "rollout_logprobs", "loss_mask")), strict=True
     ):
         np.testing.assert_allclose(ref[mask == 1], recorded[mask == 1], atol=1e-5)
         assert (ref[mask == 0] == 0).all()
@@ -176,7 +177,7 @@ def test_a_kl_in_the_reward_is_taken_off_before_the_group_s_mean(grpo):
     models = Models(policy=grpo.policy(2), reference=grpo.policy(0))
     config = AdvantageConfig(use_kl_in_reward=True, kl_reward_coef=0.5, ref_logprobs=True, estimator="dr_grpo")
     found = add_advantages(scored, config, models)
-    columns = ("reward", "shaped_reward", "logprobs", "ref_logprobs", "loss_mask")
+    columns = ("reward", "shaped_reward", "rollout_logprobs", "ref_logprobs", "loss_mask")
     shaped = []
     for reward, given, u, f, mask in zip(
         *(scored.column("reward").to_pylist(), found.column("shaped_reward").to_pylist()),
@@ -300,7 +301,7 @@ def test_a_discount_goes_on_from_one_row_of_a_trajectory_to_the_next(group):
     row = group([1.0])[0]
     rows = [
         dataclasses.replace(row, step_index=step, is_last_step=step == 1, response_ids=np.arange(n, dtype=np.int32),
-                            loss_mask=np.ones(n, np.int8), logprobs=np.full(n, -1, np.float32))
+                            loss_mask=np.ones(n, np.int8), rollout_logprobs=np.full(n, -1, np.float32))
         for step, n in ((1, 3), (0, 2))
     ]  # fmt: skip
     found = add_advantages(to_table(rows, "score"), AdvantageConfig(estimator="reinforce_pp", gamma=0.5))
@@ -418,7 +419,7 @@ def test_what_marks_tokens_is_compared_and_previewed_with_its_share(grpo):
 
 def without_tokens(row):
     """Return a row whose response is empty."""
-    for name in ("response_ids", "loss_mask", "logprobs", "advantages", "old_logprobs", "ref_logprobs"):
+    for name in ("response_ids", "loss_mask", "rollout_logprobs", "advantages", "old_logprobs", "ref_logprobs"):
         index = row.schema.get_field_index(name)
         row = row.set_column(index, row.schema.field(index), pa.array([[]], row.schema.field(index).type))
     return row
@@ -440,7 +441,7 @@ def test_stale_rows_are_weighed_against_the_policy_that_sampled_them(grpo, tmp_p
     rows = table(made)
     found = objective(rows, off_policy=OffPolicyConfig(weight="token", cap=1.5)).sequences
     for weights, old, sampled, mask in zip(
-        found.weights, found.old_logprobs, found.logprobs, found.loss_mask, strict=True
+        found.weights, found.old_logprobs, found.rollout_logprobs, found.loss_mask, strict=True
     ):
         on = mask != 0
         np.testing.assert_allclose(weights[on], np.minimum(np.exp(old[on] - sampled[on]), 1.5), rtol=1e-5)

@@ -11,7 +11,7 @@ import pytest
 from nanoskyrl.envs.base import Observation, Step, Task
 from nanoskyrl.stages.core.errors import EngineError
 from nanoskyrl.stages.core.metrics import Stopwatch
-from nanoskyrl.stages.core.trajectory import to_table
+from nanoskyrl.stages.core.rows import to_table
 from nanoskyrl.stages.engines.base import AsyncTokenEngine, Generation, Sampling
 from nanoskyrl.stages.engines.concurrent_turns import play_concurrently
 from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits
@@ -61,7 +61,7 @@ class Engine(AsyncTokenEngine):
         await asyncio.sleep(self.seconds)
         self.now -= 1
         ids = [*RENDERER.encode("ok"), RENDERER.turn_end_id]
-        return Generation(token_ids=ids, logprobs=np.full(len(ids), -0.5, np.float32), finish_reason="stop")
+        return Generation(token_ids=ids, rollout_logprobs=np.full(len(ids), -0.5, np.float32), finish_reason="stop")
 
 
 class Env:
@@ -150,7 +150,7 @@ def test_an_attempt_past_its_deadline_fails_and_leaves_a_row_that_is_whole(where
     assert time.monotonic() - began < 0.8
     (row,) = late.rows()
     assert (row.status, row.error) == ("failed", "the attempt took more than 0.2 seconds")
-    assert len(row.response_ids) == len(row.loss_mask) == len(row.logprobs)
+    assert len(row.response_ids) == len(row.loss_mask) == len(row.rollout_logprobs)
 
 
 def test_what_ends_the_rollout_ends_it_at_once():

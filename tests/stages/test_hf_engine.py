@@ -31,7 +31,7 @@ def requests(engine, count=12, max_tokens=32):
 def test_the_same_requests_give_the_same_bytes(up):
     first, second = (up.generate(requests(up), Sampling()) for _ in range(2))
     assert [g.token_ids for g in first] == [g.token_ids for g in second]
-    assert all(a.logprobs.tobytes() == b.logprobs.tobytes() for a, b in zip(first, second, strict=True))
+    assert all(a.rollout_logprobs.tobytes() == b.rollout_logprobs.tobytes() for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("size", [1, 5, 7])
@@ -40,7 +40,7 @@ def test_batch_size_changes_no_token_and_no_logprob_beyond_rounding(up, size):
     parts = engine(batch_size=size).generate(requests(up), Sampling())
     assert [g.token_ids for g in whole] == [g.token_ids for g in parts]
     for a, b in zip(whole, parts, strict=True):
-        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5, rtol=0)
+        np.testing.assert_allclose(a.rollout_logprobs, b.rollout_logprobs, atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow
@@ -57,7 +57,7 @@ def test_in_float64_no_row_hangs_on_the_rows_beside_it():
         done.append(made.generate(asked, Sampling()))
     assert {len(g.token_ids) for g in done[0]} == {200}
     assert [g.token_ids for g in done[0]] == [g.token_ids for g in done[1]]
-    gap = max(np.abs(a.logprobs.astype(float) - b.logprobs).max() for a, b in zip(*done, strict=True))
+    gap = max(np.abs(a.rollout_logprobs.astype(float) - b.rollout_logprobs).max() for a, b in zip(*done, strict=True))
     assert gap < 1e-9  # in float32 it is 1e-4
 
 
@@ -71,7 +71,7 @@ def test_logprobs_are_those_of_a_plain_forward_pass_at_the_temperature(up, tempe
             logp = (model(ids).logits[0, :-1] / temperature).log_softmax(-1)
         start = len(request.prompt_ids)
         expected = logp[start - 1 :].gather(-1, ids[0, start:, None])[:, 0]
-        np.testing.assert_allclose(generation.logprobs, expected.numpy(), atol=1e-5)
+        np.testing.assert_allclose(generation.rollout_logprobs, expected.numpy(), atol=1e-5)
 
 
 def test_generations_end_at_a_stop_token_or_at_their_own_limit(up):
@@ -101,7 +101,7 @@ def test_the_starter_can_add_when_it_is_greedy(up):
 
 
 def test_recomputed_mode_leaves_logprobs_out(up):
-    assert all(g.logprobs is None for g in up.generate(requests(up, 2), Sampling(logprobs_mode="recomputed")))
+    assert all(g.rollout_logprobs is None for g in up.generate(requests(up, 2), Sampling(logprobs_mode="recomputed")))
 
 
 def test_draws_follow_the_distribution():

@@ -13,9 +13,9 @@ from nanoskyrl.stages.core.config import merge
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.metrics import read_metrics
+from nanoskyrl.stages.core.rows import row_arrays
 from nanoskyrl.stages.core.runs import STAGES, Run
 from nanoskyrl.stages.core.shards import read_parts
-from nanoskyrl.stages.core.trajectory import row_arrays
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
 from nanoskyrl.stages.learning.kl_in_reward import FACT
 from nanoskyrl.stages.looking.verify import verify
@@ -72,7 +72,7 @@ def test_the_coefficient_in_force_is_what_rewards_are_weighed_with(adaptive):
     assert coef != 0.5
     for reward, shaped, u, f, mask in zip(
         *(rows.column(name).to_pylist() for name in ("reward", "shaped_reward")),
-        *(row_arrays(rows.column(name)) for name in ("logprobs", "ref_logprobs", "loss_mask")),
+        *(row_arrays(rows.column(name)) for name in ("rollout_logprobs", "ref_logprobs", "loss_mask")),
         strict=True,
     ):
         on = mask != 0

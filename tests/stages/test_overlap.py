@@ -18,9 +18,9 @@ from nanoskyrl.stages.core.config import merge
 from nanoskyrl.stages.core.errors import EngineError, OutputError, SettingsError
 from nanoskyrl.stages.core.manifest import is_finished, locked, read_manifest
 from nanoskyrl.stages.core.metrics import read_metrics
+from nanoskyrl.stages.core.rows import row_arrays
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.shards import read_parts
-from nanoskyrl.stages.core.trajectory import row_arrays
 from nanoskyrl.stages.running.loop import LoopConfig, loop
 from nanoskyrl.stages.running.placement import gpus_of, placement_of
 from nanoskyrl.stages.running.session import Session, settings_for

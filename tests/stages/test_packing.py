@@ -169,7 +169,8 @@ def sequences():
     learner.load(resolve_policy("starter"))
     found, random = rows(300), np.random.default_rng(1)
     near = [row + random.normal(0, 0.1, len(row)) for row in learner.logprobs(found, 1.0, 1 << 14)]
-    return replace(found, logprobs=[row.astype(np.float32) for row in near])
+    nats = [row.astype(np.float32) for row in near]
+    return replace(found, rollout_logprobs=nats, old_logprobs=nats)
 
 
 @pytest.mark.parametrize("algo", ["grpo", "gspo", "sapo"])

@@ -8,8 +8,8 @@ from nanoskyrl.stages.core.config import merge
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.metrics import read_metrics
+from nanoskyrl.stages.core.rows import row_arrays
 from nanoskyrl.stages.core.runs import Run
-from nanoskyrl.stages.core.trajectory import row_arrays
 from nanoskyrl.stages.learning.recipe import recipe_of
 from nanoskyrl.stages.learning.train_config import TrainConfig
 from nanoskyrl.stages.learning.update_inputs import open_sources
@@ -77,7 +77,7 @@ def test_off_policy_weights_are_against_the_policy_that_training_starts_from(run
     learner.load(run.policy(2))
     old = old_logprobs_of(table, learner, recipe.config)
     objective = recipe.objective(table, old)
-    masks, recorded = (row_arrays(table.column(name)) for name in ("loss_mask", "logprobs"))
+    masks, recorded = (row_arrays(table.column(name)) for name in ("loss_mask", "rollout_logprobs"))
     apart = []
     for row, mask in enumerate(masks):
         on = mask != 0

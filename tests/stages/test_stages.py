@@ -13,8 +13,10 @@ from nanoskyrl.stages.advantage import preview as preview_advantage
 from nanoskyrl.stages.core.errors import ConflictError, InputError, ProofError, SettingsError
 from nanoskyrl.stages.core.manifest import Head, open_output, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, read_metrics
+from nanoskyrl.stages.core.rows import from_table, list_column, row_arrays, to_table
 from nanoskyrl.stages.core.shards import read_part, read_parts
-from nanoskyrl.stages.core.trajectory import check, from_table, list_column, row_arrays, schema_of, to_table
+from nanoskyrl.stages.core.table_checks import check
+from nanoskyrl.stages.core.trajectory import schema_of
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.train_config import OptimizerConfig, TrainConfig
@@ -102,8 +104,8 @@ def test_shards_open_in_plain_pyarrow_and_pandas_with_the_columns_of_their_stage
     frame = pd.read_parquet(part)
     assert list(frame.columns) == schema_of(stage).names
     for _, row in frame.iterrows():
-        assert len(row.response_ids) == len(row.loss_mask) == len(row.logprobs)
-        assert (np.isnan(row.logprobs.astype(float)) == (row.loss_mask == 0)).all()
+        assert len(row.response_ids) == len(row.loss_mask) == len(row.rollout_logprobs)
+        assert (np.isnan(row.rollout_logprobs.astype(float)) == (row.loss_mask == 0)).all()
         assert json.loads(row.messages)[0]["role"] in ("system", "user")
     check(table(shards / stage), stage)
 
@@ -307,7 +309,7 @@ def test_recomputed_old_logprobs_agree_with_those_recorded_on_policy(shards, tmp
     advantage(shards / "score", tmp_path / "advantage", AdvantageConfig(old_logprobs="recompute"), policy=STARTER)
     found = table(tmp_path / "advantage")
     for old, recorded, mask in zip(
-        *(row_arrays(found.column(c)) for c in ("old_logprobs", "logprobs", "loss_mask")), strict=True
+        *(row_arrays(found.column(c)) for c in ("old_logprobs", "rollout_logprobs", "loss_mask")), strict=True
     ):
         np.testing.assert_allclose(old[mask == 1], recorded[mask == 1], atol=1e-5)
         assert (old[mask == 0] == 0).all()

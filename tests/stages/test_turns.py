@@ -6,7 +6,7 @@ import pytest
 
 from nanoskyrl.envs.base import Observation, Step, Task
 from nanoskyrl.stages.core.metrics import Stopwatch
-from nanoskyrl.stages.core.trajectory import to_table
+from nanoskyrl.stages.core.rows import to_table
 from nanoskyrl.stages.engines.base import Generation, Sampling, TokenEngine
 from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits, play
 from nanoskyrl.stages.models.policy import load_tokenizer, resolve_policy
@@ -46,7 +46,7 @@ class Reciter(TokenEngine):
         ids = self.renderer.encode(self.texts[len(self.seen) - 1])
         ids = ids[: request.max_tokens] if self.cut else [*ids, self.end]
         logprobs = np.full(len(ids), -0.5, np.float32)
-        return Generation(token_ids=ids, logprobs=logprobs, finish_reason="length" if self.cut else "stop")
+        return Generation(token_ids=ids, rollout_logprobs=logprobs, finish_reason="length" if self.cut else "stop")
 
 
 class Echo:
@@ -102,8 +102,8 @@ def test_sampled_tokens_are_masked_in_and_observed_ones_out(renderer):
     observed = renderer.encode("\n<|im_start|>tool\nheard hello<|im_end|>\n<|im_start|>assistant\n")
     assert row.response_ids.tolist() == [*hello, end, *observed, *bye, end]
     assert row.loss_mask.tolist() == [1] * (len(hello) + 1) + [0] * len(observed) + [1] * (len(bye) + 1)
-    assert np.isnan(row.logprobs[row.loss_mask == 0]).all()
-    assert (row.logprobs[row.loss_mask == 1] == -0.5).all()
+    assert np.isnan(row.rollout_logprobs[row.loss_mask == 0]).all()
+    assert (row.rollout_logprobs[row.loss_mask == 1] == -0.5).all()
     assert [(turn.first_token, turn.token_count) for turn in row.turns] == [
         (0, len(hello) + 1),
         (len(hello) + 1 + len(observed), len(bye) + 1),

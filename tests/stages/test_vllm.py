@@ -141,7 +141,7 @@ def agrees(engine, policy, prompt):
     ids = torch.tensor([[*prompt, *found.token_ids]])
     with torch.inference_mode():
         nats = sequence_logprobs(model, ids, torch.ones_like(ids), temperature=1.0).logprobs[0, len(prompt) - 1 :]
-    return float((nats - torch.from_numpy(found.logprobs)).abs().max())
+    return float((nats - torch.from_numpy(found.rollout_logprobs)).abs().max())
 
 
 def test_a_rollout_is_written_and_its_log_probs_are_those_of_transformers(engine, tmp_path, capsys):
@@ -187,8 +187,8 @@ def test_log_probs_are_of_the_distribution_drawn_from(engine, prompt, temperatur
     alone = {}
     for seed in range(200):  # of one token: each is met sooner or later, with its log-prob
         (one,) = hf.generate([Request(prompt_ids=prompt, seed=seed, max_tokens=1)], Sampling(temperature=temperature))
-        alone[one.token_ids[0]] = float(one.logprobs[0])
-    assert float(found.logprobs[0]) == pytest.approx(alone[found.token_ids[0]], abs=1e-4)
+        alone[one.token_ids[0]] = float(one.rollout_logprobs[0])
+    assert float(found.rollout_logprobs[0]) == pytest.approx(alone[found.token_ids[0]], abs=1e-4)
 
 
 @pytest.mark.parametrize("extra", [0, 1])
@@ -248,7 +248,7 @@ def test_a_stop_string_ends_a_turn_and_stays_in_the_tokens(engine, prompt):
         assert len(cut.token_ids) < len(whole.token_ids)
         assert string in engine.renderer.decode(cut.token_ids)
         assert string not in engine.renderer.decode(cut.token_ids[:-1])
-        assert len(cut.logprobs) == len(cut.token_ids)
+        assert len(cut.rollout_logprobs) == len(cut.token_ids)
         (uncut,) = engine.generate([request], Sampling(stop_strings=("never written",)))
         assert (uncut.token_ids, uncut.finish_reason) == (whole.token_ids, whole.finish_reason)
 
@@ -264,7 +264,7 @@ def test_both_paths_give_the_same_tokens_and_know_models_by_name(engine, prompt)
     for endpoint in ("tokens", "completions"):
         client.endpoint = endpoint
         generations = engine.generate(requests, Sampling(temperature=0.8, top_k=20))
-        found.append([(one.token_ids, one.logprobs.tolist(), one.finish_reason) for one in generations])
+        found.append([(one.token_ids, one.rollout_logprobs.tolist(), one.finish_reason) for one in generations])
         body = sampling_body(temperature=1.0, top_p=1.0, top_k=0, seed=0, max_tokens=1, stop_ids=[])
         with pytest.raises(Refused) as refused:
             engine._do(client.complete(f"{server.name}-old", prompt, body, want_logprobs=True))

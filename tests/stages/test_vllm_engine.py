@@ -145,7 +145,7 @@ def test_what_comes_to_nothing_is_asked_again_and_nothing_is_lost_or_doubled(fak
     fake.spoil = [None, spoilt, None, spoilt if spoilt != "restarted" else None]
     found = ask(engine)
     assert [one.token_ids for one in found] == [[i, 2] for i in range(8)]
-    assert all(one.error is None and one.logprobs.tolist() == [-0.5, -0.25] for one in found)
+    assert all(one.error is None and one.rollout_logprobs.tolist() == [-0.5, -0.25] for one in found)
     assert engine.facts()["retries"] >= 1
     assert set(fake.seen) == set(range(8))
 
@@ -252,7 +252,7 @@ def test_raw_log_probs_are_refused_where_they_are_not_those_drawn_from(engine):
 
 def test_recomputed_log_probs_are_not_asked_for(engine):
     (found,) = engine.generate([Request(prompt_ids=PROMPT, seed=0, max_tokens=2)], Sampling(logprobs_mode="recomputed"))
-    assert found.logprobs is None
+    assert found.rollout_logprobs is None
 
 
 def test_sums_do_not_depend_on_how_weights_are_joined_and_notice_every_change():
@@ -411,7 +411,7 @@ def test_servers_json_is_its_owners_alone_and_counts_for_nothing_once_its_keeper
 
 def test_log_probs_arrive_as_they_were_sent(engine):
     (found,) = ask(engine, 1)
-    assert found.logprobs.dtype == np.float32
+    assert found.rollout_logprobs.dtype == np.float32
 
 
 def test_a_loop_may_go_on_with_servers_in_other_places():

@@ -177,7 +177,7 @@ class VllmEngine(AsyncTokenEngine):
                 if reason == "stop" and tokens[-1] not in self._stop_list:
                     reason = "stop_string"
                 logprobs = None if nats is None else np.array(nats, np.float32)
-                return Generation(token_ids=tokens, logprobs=logprobs, finish_reason=reason)
+                return Generation(token_ids=tokens, rollout_logprobs=logprobs, finish_reason=reason)
             except Refused as refused:
                 if refused.status in (401, 403):
                     raise EngineError(
@@ -591,7 +591,7 @@ class VllmEngine(AsyncTokenEngine):
 
 
 def _failed(error: str) -> Generation:
-    return Generation(token_ids=[], logprobs=None, finish_reason="error", error=error)
+    return Generation(token_ids=[], rollout_logprobs=None, finish_reason="error", error=error)
 
 
 def _hint(server: Server) -> str:

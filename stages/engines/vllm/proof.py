@@ -113,12 +113,12 @@ def self_test(
     model = load_model(policy, dtype=torch.float32, device="cpu").eval()
     gaps: list[float] = []
     for generation in generations:
-        if generation.error or generation.logprobs is None:
+        if generation.error or generation.rollout_logprobs is None:
             raise EngineError(f"the self-test failed: {generation.error}", hint="Look at the server's log")
         ids = torch.tensor([[*prompt, *generation.token_ids]])
         with torch.inference_mode():
             found = sequence_logprobs(model, ids, torch.ones_like(ids), temperature=1.0).logprobs[0]
-        gaps += (found[len(prompt) - 1 :] - torch.from_numpy(generation.logprobs)).abs().tolist()
+        gaps += (found[len(prompt) - 1 :] - torch.from_numpy(generation.rollout_logprobs)).abs().tolist()
     mean = sum(gaps) / len(gaps)
     if not mean <= tolerance:
         raise ProofError(

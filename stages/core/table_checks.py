@@ -1,0 +1,213 @@
+"""Whether a table keeps every promise of `trajectory.py`: its schema, its words, its token lists and its verdicts."""
+
+# pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.trajectory import (
+    DROP_REASONS,
+    LOGPROBS_MODES,
+    PER_RESPONSE_TOKEN,
+    SCHEMA_KEY,
+    SCORE_STATUSES,
+    SPLITS,
+    STATUSES,
+    STOP_REASONS,
+    TOKEN_COLUMNS,
+    WITHHELD,
+    columns_of,
+    schema_of,
+)
+
+LOGPROB_LIMIT = 1e-3
+"""A log-prob of a certain token can come out a rounding error above 0."""
+
+
+def check(table: pa.Table, stage: str) -> None:
+    """Raise unless the table keeps every promise of this module for shards of `stage`.
+
+    Raises:
+        InputError: names the column, the row and what was found.
+    """
+    expected = schema_of(stage)
+    if not _fits(table.schema, expected):
+        _explain_schema(table.schema, expected)
+    if SCHEMA_KEY not in (table.schema.metadata or {}):
+        raise InputError("the table carries no schema version", hint="Build tables with `schema_of`")
+    for column in columns_of(stage):
+        if not column.nullable and table.column(column.name).null_count:
+            row = _first(pc.is_null(table.column(column.name)))
+            raise InputError(f"column `{column.name}` is null in row {row}", hint="Only nullable columns may be")
+    _check_words(table, "status", STATUSES)
+    _check_words(table, "split", SPLITS)
+    _check_words(table, "stop_reason", tuple(STOP_REASONS))
+    _check_words(table, "logprobs_mode", LOGPROBS_MODES)
+    if "score_status" in table.column_names:
+        _check_words(table, "score_status", SCORE_STATUSES)
+    for row, (status, reason) in enumerate(
+        zip(*(table.column(c).to_pylist() for c in ("status", "stop_reason")), strict=True)
+    ):
+        if STOP_REASONS[reason] != status:
+            raise InputError(
+                f"row {row} has status `{status}` with stop_reason `{reason}`",
+                hint=f"It must be `{STOP_REASONS[reason]}`",
+            )
+    keys = list(zip(table.column("trajectory_id").to_pylist(), table.column("step_index").to_pylist(), strict=True))
+    if len(set(keys)) != len(keys):
+        raise InputError("two rows share (trajectory_id, step_index)", hint="Each row must have a pair of its own")
+    _check_tokens(table)
+    _check_ends(table)
+    if "reward" in table.column_names:
+        _refuse(
+            pc.invert(pc.is_finite(table.column("reward"))),
+            lambda row: f"the reward of row {row} is NaN or infinite",
+            "A reward that is not known is null",
+        )
+    if "kept" in table.column_names:
+        _check_verdicts(table)
+
+
+def _fits(found: pa.Schema, expected: pa.Schema) -> bool:
+    """Say whether a schema is the expected one, or says "never null" where it might be null."""
+    return found.names == expected.names and all(
+        one.type == other.type and (other.nullable or not one.nullable)
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+def _check_words(table: pa.Table, name: str, allowed: Sequence[str]) -> None:
+    for word in pc.unique(table.column(name)).to_pylist():
+        if word not in allowed:
+            raise InputError(f"column `{name}` holds `{word}`", hint=f"It must be one of {', '.join(allowed)}")
+
+
+def _check_tokens(table: pa.Table) -> None:
+    response = table.column("response_ids")
+    lengths = pc.list_value_length(response)
+    trainable = table.column("trainable")
+    for name in ("prompt_ids", "response_ids", "loss_mask", *WITHHELD):
+        _refuse(
+            pc.and_(trainable, pc.is_null(table.column(name))),
+            lambda row, name=name: f"row {row} is trainable but has no `{name}`",
+            "Set trainable to false, or write the tokens",
+        )
+    for name in TOKEN_COLUMNS:
+        if name in table.column_names and name != "rollout_logprobs" and _flat(table, name).null_count:
+            raise InputError(
+                f"column `{name}` has a null element", hint="Only rollout_logprobs may, where loss_mask is 0"
+            )
+    for name in PER_RESPONSE_TOKEN:
+        if name not in table.column_names:
+            continue
+        found = pc.list_value_length(table.column(name))
+        # A list that is null as a whole is allowed, and compares as null here.
+        unfit = pc.or_(
+            pc.fill_null(pc.not_equal(found, lengths), False),
+            pc.and_(pc.is_valid(table.column(name)), pc.is_null(response)),
+        )
+        _refuse(
+            unfit,
+            lambda row, name=name, found=found: (
+                f"row {row}: `{name}` has {found[row]} elements and response_ids {lengths[row]}"
+            ),
+            "Token lists of a row are null or equally long",
+        )
+    _refuse(
+        pc.and_(pc.is_valid(table.column("rollout_logprobs")), pc.is_null(table.column("loss_mask"))),
+        lambda row: f"row {row} has rollout_logprobs without a loss_mask",
+        "Write both",
+    )
+    mask = _flat(table, "loss_mask")
+    if not pc.all(pc.is_in(mask, pa.array([0, 1], pa.int8())), min_count=0).as_py():
+        raise InputError("`loss_mask` holds other numbers than 0 and 1", hint="1 where the policy sampled the token")
+    with_logprobs = table.select(["rollout_logprobs", "loss_mask"]).filter(
+        pc.is_valid(table.column("rollout_logprobs"))
+    )
+    logprobs, sampled = _flat(with_logprobs, "rollout_logprobs"), pc.not_equal(_flat(with_logprobs, "loss_mask"), 0)
+    if not pc.is_valid(logprobs).equals(sampled):
+        raise InputError(
+            "`rollout_logprobs` is null on a sampled token, or set on an observed one",
+            hint="Null exactly where loss_mask is 0",
+        )
+    # NaN is not below the bound either.
+    if not pc.all(pc.less_equal(logprobs, LOGPROB_LIMIT), min_count=0).as_py():
+        raise InputError(
+            "`rollout_logprobs` holds NaN, or a number above 0", hint="Write the natural log of a probability"
+        )
+
+
+def _check_ends(table: pa.Table) -> None:
+    failed, has_error = pc.equal(table.column("status"), "failed"), pc.is_valid(table.column("error"))
+    _refuse(
+        pc.xor(failed, has_error),
+        lambda row: f"row {row} is failed without an error, or the other way round",
+        "Write both",
+    )
+
+
+def _check_verdicts(table: pa.Table) -> None:
+    """Check what `advantage` says: a row is kept, or it has a reason and no advantages."""
+    kept, reason, advantages = (table.column(name) for name in ("kept", "drop_reason", "advantages"))
+    _check_words(table.filter(pc.is_valid(reason)), "drop_reason", DROP_REASONS)
+    _refuse(
+        pc.equal(kept, pc.is_valid(reason)),
+        lambda row: f"row {row} is kept with a drop_reason, or left out without one",
+        "A row has a drop_reason exactly where it is not kept",
+    )
+    _refuse(
+        pc.not_equal(kept, pc.is_valid(advantages)),
+        lambda row: f"row {row} is kept without advantages, or left out with them",
+        "Advantages are null exactly where a row is not kept",
+    )
+    if not pc.all(pc.is_finite(_flat(table, "advantages")), min_count=0).as_py():
+        raise InputError("`advantages` holds NaN or infinity", hint="Run `skyrl advantage` again, with `--force`")
+    both = table.select(["advantages", "loss_mask"]).filter(pc.is_valid(advantages))
+    on_observed = pc.and_(pc.not_equal(_flat(both, "advantages"), 0), pc.equal(_flat(both, "loss_mask"), 0))
+    if pc.any(on_observed, min_count=0).as_py():
+        raise InputError("`advantages` is not 0 on an observed token", hint="0 where loss_mask is 0")
+
+
+def _refuse(flags: pa.ChunkedArray, says: Callable[[int], str], hint: str) -> None:
+    if (row := _first(flags)) is not None:
+        raise InputError(says(row), hint=hint)
+
+
+def _flat(table: pa.Table, name: str) -> pa.Array:
+    """Return the elements of a list column as one array."""
+    return pa.concat_arrays(
+        [chunk.flatten() for chunk in table.column(name).chunks]
+        or [pa.array([], table.schema.field(name).type.value_type)]
+    )
+
+
+def _first(flags: pa.ChunkedArray) -> int | None:
+    """Return the index of the first true element; null counts as false."""
+    index = pc.index(pc.fill_null(flags, False), pa.scalar(True)).as_py()
+    return None if index < 0 else index
+
+
+def _explain_schema(found: pa.Schema, expected: pa.Schema) -> None:
+    for wanted in expected:
+        index = found.get_field_index(wanted.name)
+        if index < 0:
+            raise InputError(
+                f"column `{wanted.name}` is missing", hint="docs/trajectory.md lists the columns of each stage"
+            )
+        if found.field(index).type != wanted.type:
+            raise InputError(
+                f"column `{wanted.name}` is {found.field(index).type}, not {wanted.type}",
+                hint="docs/trajectory.md lists the types",
+            )
+    for name in found.names:
+        if expected.get_field_index(name) < 0:
+            raise InputError(
+                f"column `{name}` is not known here", hint="docs/trajectory.md lists the columns of each stage"
+            )
+    raise InputError(
+        "columns are in another order, or declared nullable where they are not", hint="Build tables with `schema_of`"
+    )
