@@ -8,11 +8,13 @@ import io
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
+from nanoskyrl.stages.core.code import OtherCode
 from nanoskyrl.stages.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, NanoskyrlError
 from nanoskyrl.stages.learning import rank_errors
 from nanoskyrl_cli import (
@@ -33,7 +35,7 @@ from nanoskyrl_cli import (
     verify,
 )
 from nanoskyrl_cli import list as list_command
-from nanoskyrl_cli.options import stdout_for_data
+from nanoskyrl_cli.options import say, stdout_for_data
 
 app = typer.Typer(
     name="skyrl",
@@ -94,6 +96,22 @@ def run(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # a model may write what no terminal can show
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # so that `module:attribute` finds what lies here
+    told, show = set(), warnings.showwarning
+
+    def tell(message: Any, *place: Any) -> None:
+        """Print that outputs were made by other code, once for the same modules."""
+        if not isinstance(message, OtherCode):
+            show(message, *place)
+        elif message.modules not in told:
+            told.add(message.modules)
+            say(f"note: {message}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = tell
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         code = app(args=list(arguments) if arguments is not None else None, prog_name="skyrl", standalone_mode=False)
         if code == EXIT_INTERRUPTED:  # what typer makes of Ctrl-C, without a word

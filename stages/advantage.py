@@ -15,11 +15,13 @@ import pyarrow as pa
 
 from nanoskyrl.algos.estimators.base import Batch, Estimates, Estimator, has_spread
 from nanoskyrl.algos.shaping import first_groups, groups_with_spread, is_overlong, overlong_punishment
+from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import to_plain
 from nanoskyrl.stages.core.errors import SettingsError
-from nanoskyrl.stages.core.manifest import Head, Manifest, Output, open_output, read_manifest
+from nanoskyrl.stages.core.manifest import Head, Manifest, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, mean
-from nanoskyrl.stages.core.registry import lookup, plugin_digests, plugin_errors
+from nanoskyrl.stages.core.output import Output, open_output
+from nanoskyrl.stages.core.registry import lookup, plugin_errors
 from nanoskyrl.stages.core.rows import list_column, row_arrays
 from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.core.table_checks import check

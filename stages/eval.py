@@ -1,6 +1,6 @@
 """Stage `eval`: a benchmark, or held-out tasks of an environment, sampled and scored in one table.
 
-The shards hold rollout's and score's columns; `summary.json` the numbers: success with a
+The shards hold rollout's and score's columns; `_summary.json` the numbers: success with a
 95% interval, pass@k, lengths, tool calls, cost, and what was not scored, which is counted
 and never 0. Attempts that an endpoint did not answer are in no part: the same command asks
 for them again, and for nothing else.
@@ -21,17 +21,9 @@ from nanoskyrl.eval.metrics import counts_of, summarize
 from nanoskyrl.eval.prices import read_prices
 from nanoskyrl.stages.core.config import plugin_config, to_plain
 from nanoskyrl.stages.core.errors import NanoskyrlError, SettingsError, ShortError
-from nanoskyrl.stages.core.manifest import (
-    STAYS_LOCAL,
-    SUMMARY,
-    Head,
-    Manifest,
-    Output,
-    open_output,
-    part_files,
-    refuse_to_leave,
-)
+from nanoskyrl.stages.core.manifest import STAYS_LOCAL, SUMMARY, Head, Manifest, refuse_to_leave
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
+from nanoskyrl.stages.core.output import Output, open_output, part_files
 from nanoskyrl.stages.core.registry import lookup, plugin_errors
 from nanoskyrl.stages.core.rows import from_table, to_table, withheld
 from nanoskyrl.stages.core.shards import read_part
@@ -43,7 +35,7 @@ from nanoskyrl.stages.models.policy import model_name
 from nanoskyrl.stages.rollout import ROWS_PER_PART, Plan, RolloutConfig, failed, files_of, prepare, run_parts, tasks_in
 from nanoskyrl.stages.score import score_table, unjudged
 
-FILES = "files"
+FILES = "_files"
 """Folder for what a benchmark leaves beside its shards, such as predictions."""
 BENCH_TASKS = 100
 """Tasks of a benchmark, unless it is said how many."""
@@ -117,7 +109,7 @@ def evaluate(
 
     Args:
         policy: A policy's directory; None for engines that need none.
-        output: Directory for the shards and `summary.json`.
+        output: Directory for the shards and `_summary.json`.
         config: The tasks and the sampling.
         rollout_config: Engine and limits, as in training.
         name: A benchmark or an environment; None: what the settings name.

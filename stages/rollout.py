@@ -25,12 +25,14 @@ from nanoskyrl.envs.datasets import HUB
 from nanoskyrl.envs.graders.kinds import UNANSWERED
 from nanoskyrl.envs.memory import KINDS as MEMORIES
 from nanoskyrl.envs.memory import Memory
+from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain
 from nanoskyrl.stages.core.digests import canonical_json, derive_seed, digest_file, digest_text
 from nanoskyrl.stages.core.errors import InputError, SettingsError, check_words
-from nanoskyrl.stages.core.manifest import Head, Manifest, open_output
+from nanoskyrl.stages.core.manifest import Head, Manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, mean
-from nanoskyrl.stages.core.registry import lookup, plugin_digests, plugin_errors
+from nanoskyrl.stages.core.output import open_output
+from nanoskyrl.stages.core.registry import lookup, plugin_errors
 from nanoskyrl.stages.core.rows import calls_to_json, from_table, to_table
 from nanoskyrl.stages.core.runs import version_of
 from nanoskyrl.stages.core.shards import part_name, read_part, read_parts

@@ -25,8 +25,9 @@ from nanoskyrl.envs.graders.judge import PLACES, Judge, JudgeConfig
 from nanoskyrl.envs.graders.workers import Workers
 from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain
 from nanoskyrl.stages.core.errors import InputError, SettingsError
-from nanoskyrl.stages.core.manifest import Head, Manifest, open_output, read_manifest
+from nanoskyrl.stages.core.manifest import Head, Manifest, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, mean
+from nanoskyrl.stages.core.output import open_output
 from nanoskyrl.stages.core.registry import load_attribute, lookup, plugin_errors
 from nanoskyrl.stages.core.rows import from_table, to_json
 from nanoskyrl.stages.core.shards import read_part, read_parts

@@ -11,8 +11,9 @@ from typing import Any
 
 from nanoskyrl.stages.core.config import plugin_config, to_plain
 from nanoskyrl.stages.core.errors import InputError, ProofError, SettingsError
-from nanoskyrl.stages.core.manifest import Head, Manifest, open_output, read_manifest
+from nanoskyrl.stages.core.manifest import Head, Manifest, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
+from nanoskyrl.stages.core.output import open_output
 from nanoskyrl.stages.core.runs import version_of
 from nanoskyrl.stages.engines.base import AsyncTokenEngine, Engine, TokenEngine, make_engine
 from nanoskyrl.stages.models.policy import policy_digest, publish, read_info, weights_digest

@@ -18,8 +18,9 @@ import torch
 from nanoskyrl.stages.core.config import to_plain
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import ConflictError, EngineError, InputError
-from nanoskyrl.stages.core.manifest import Head, Manifest, is_finished, open_output, read_manifest
+from nanoskyrl.stages.core.manifest import Head, Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value
+from nanoskyrl.stages.core.output import open_output
 from nanoskyrl.stages.learning.batching import read_sequences
 from nanoskyrl.stages.learning.learner import Learner, one_temperature
 from nanoskyrl.stages.learning.process_group import join

@@ -70,7 +70,7 @@ def run_bench(
         policy, output, EvalConfig(**{"limit": 0, **config}), RolloutConfig(engine=engine_name, **(rollout or {})),
         name=name, settings=settings, engine=engine,
     )  # fmt: skip
-    return json.loads((output / "summary.json").read_text())
+    return json.loads((output / "_summary.json").read_text())
 
 
 def table_of(output: Path) -> pa.Table:

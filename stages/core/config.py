@@ -45,6 +45,7 @@ CONFIGS = {
     "eval": "nanoskyrl.stages.eval:EvalConfig",
     "loop": "nanoskyrl.stages.running.loop:LoopConfig",
     "run": "nanoskyrl.stages.core.runs:RunConfig",
+    "code": "nanoskyrl.stages.core.code:CodeConfig",
     "hf": "nanoskyrl.stages.engines.base:HfConfig",
     "vllm": "nanoskyrl.stages.engines.vllm.config:VllmConfig",
 }

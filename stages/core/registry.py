@@ -5,13 +5,12 @@ user's and asks installed packages for entry points in `nanoskyrl.<kind>s`.
 """
 
 import contextlib
+import functools
 import importlib
 import importlib.metadata
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from nanoskyrl.stages.core.digests import digest_file
 from nanoskyrl.stages.core.errors import NanoskyrlError, SettingsError, did_you_mean
 
 ENVS = {
@@ -87,6 +86,15 @@ BUILTIN: Mapping[str, Mapping[str, str]] = {
 }
 
 
+@functools.cache
+def package_version(name: str) -> str | None:
+    """Return an installed package's version, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def entry_points(kind: str) -> dict[str, str]:
     """Return what installed packages offer for a kind, as name to `module:attribute`."""
     return {point.name: point.value for point in importlib.metadata.entry_points(group=f"nanoskyrl.{kind}s")}
@@ -114,17 +122,6 @@ def lookup(kind: str, name: str) -> Any:
             or f"Choose one of {', '.join(names(kind))}, or name `module:attribute`",
         )
     return load_attribute(target, what=kind)
-
-
-def plugin_digests(*names: str) -> dict[str, dict[str, str]]:
-    """Return the digests of the files that plug-ins of the user's come from, for a manifest; {} if there are none."""
-    found = {}
-    for name in names:
-        if ":" in name:
-            module = importlib.import_module(name.partition(":")[0])
-            if file := getattr(module, "__file__", None):
-                found[name] = digest_file(Path(file))
-    return {"plugins": found} if found else {}
 
 
 @contextlib.contextmanager

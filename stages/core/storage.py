@@ -8,10 +8,12 @@ import contextlib
 import io
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
+from nanoskyrl.stages.core.digests import digest_bytes
 from nanoskyrl.stages.core.errors import OutputError, SettingsError
 
 TEMPORARY = ".tmp"
@@ -141,3 +143,31 @@ def link_or_copy(source: Path, target: Path) -> None:
         temporary = target.with_name(target.name + TEMPORARY)
         shutil.copyfile(source, temporary)
         temporary.replace(target)
+
+
+@contextlib.contextmanager
+def locked(directory: Path, held: OutputError | None = None) -> Iterator[None]:
+    """Keep other processes from writing here; a killed one lets go by itself.
+
+    Args:
+        directory: Or a file, for which one process at a time may answer.
+        held: What is raised while another process does; None: that it writes the directory.
+    """
+    if not is_local(directory):
+        yield
+        return
+    import filelock
+
+    # Kept out of the directory, whose files are all accounted for.
+    place = f"nanoskyrl-{os.getuid()}-{digest_bytes(str(directory.resolve()).encode())[:16]}.lock"
+    lock = filelock.FileLock(str(Path(tempfile.gettempdir()) / place))
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout as error:
+        raise held or OutputError(
+            f"another process is writing `{directory}`", hint="Wait for it, or name another output"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()

@@ -19,11 +19,12 @@ import pyarrow.compute as pc
 
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.off_policy import OffPolicyConfig
+from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import Manifest
-from nanoskyrl.stages.core.registry import lookup, plugin_digests
+from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.learning.batching import PER_TOKEN, read_sequences

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from nanoskyrl.stages.core.manifest import SUMMARY, is_finished
+from nanoskyrl.stages.core.manifest import is_finished
 from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run
 
@@ -77,13 +77,11 @@ def evaluations(run: Run) -> str:
     )
 
     rows = []
-    for summary in sorted((run.root / EVALUATIONS).glob(f"*/*/{SUMMARY}")):
-        if not is_finished(summary.parent):
-            continue
-        numbers = summary_of(summary.parent)
-        who = summary.parent.parent.name
+    for place in sorted(filter(is_finished, (run.root / EVALUATIONS).glob("*/*"))):
+        numbers = summary_of(place)
+        who = place.parent.name
         who = f"policy {int(who)}" if re.fullmatch(r"0\d{7}", who) else who
         success, samples = _percent(numbers.get("success")).strip(), numbers.get("samples")
         tasks = "held-out" if numbers.get("held_out", True) else "training tasks of"
-        rows.append(f"{tasks} {summary.parent.name}, {who}: success {success} on {samples} samples")
+        rows.append(f"{tasks} {place.name}, {who}: success {success} on {samples} samples")
     return "\n".join(rows)

@@ -12,7 +12,7 @@ from typing import Any
 
 from nanoskyrl.stages.core.errors import NanoskyrlError
 from nanoskyrl.stages.core.gpus import driver_lines
-from nanoskyrl.stages.core.manifest import package_version
+from nanoskyrl.stages.core.registry import package_version
 from nanoskyrl.stages.engines.vllm.process import find_installation
 
 NEEDED = ("torch", "transformers", "accelerate", "peft", "datasets", "pyarrow", "tokenizers")

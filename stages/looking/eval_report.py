@@ -14,7 +14,7 @@ from rich.table import Table
 from nanoskyrl.eval.compare import paired
 from nanoskyrl.eval.metrics import successes_by_task, summarize
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.core.manifest import SUMMARY, Manifest, read_manifest
+from nanoskyrl.stages.core.manifest import SUMMARY, Manifest, located, read_manifest
 from nanoskyrl.stages.core.shards import read_parts
 
 COLUMNS = 4
@@ -44,11 +44,12 @@ def summary_of(output: Path) -> dict[str, Any]:
         InputError: there are none, or they cannot be read.
     """
     read_manifest(output, stage="eval")
+    place = located(output, SUMMARY)
     try:
-        return json.loads((output / SUMMARY).read_bytes())
+        return json.loads(place.read_bytes())
     except (OSError, ValueError) as error:
         raise InputError(
-            f"`{output / SUMMARY}` cannot be read: {error}", hint="Run the evaluation again, with `--force`"
+            f"`{place}` cannot be read: {error}", hint="Run the evaluation again, with `--force`"
         ) from error
 
 

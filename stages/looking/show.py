@@ -15,7 +15,7 @@ from nanoskyrl.envs.graders.kinds import NO_ANSWER
 from nanoskyrl.stages import rollout as rollout_stage
 from nanoskyrl.stages import score as score_stage
 from nanoskyrl.stages.core.errors import InputError, SettingsError
-from nanoskyrl.stages.core.manifest import SUMMARY, Manifest, is_finished, read_manifest
+from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics
 from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.runs import STAGES, Run
@@ -81,7 +81,9 @@ def _sync_line(manifest: Manifest, output: Path) -> str:
 
 
 def _eval_line(manifest: Manifest, output: Path) -> str:
-    numbers = json.loads((output / SUMMARY).read_bytes())
+    from nanoskyrl.stages.looking.eval_report import summary_of
+
+    numbers = summary_of(output)
     low, high = numbers["success_95"] or (None, None)
     env = manifest.settings["rollout"]["env"]
     # A benchmark has no other tasks than these.

@@ -12,7 +12,20 @@ from nanoskyrl.stages.core.storage import make_directory, write_whole
 
 HIDDEN = {"rollout": ("step", "seed", "tasks", "split")}
 """Settings that the run sets, step by step."""
-ORDER = ("run", "rollout", "score", "judge", "advantage", "train", "critic", "off_policy", "sync", "loop", "eval")
+ORDER = (
+    "run",
+    "rollout",
+    "score",
+    "judge",
+    "advantage",
+    "train",
+    "critic",
+    "off_policy",
+    "sync",
+    "loop",
+    "eval",
+    "code",
+)
 
 
 def write_settings(run: Run, settings: Settings, *, force: bool = False) -> Path:

@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nanoskyrl.stages.core.code import changed_modules, code_of
 from nanoskyrl.stages.core.digests import digest_file
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.core.manifest import MANIFEST, Manifest, is_finished, read_manifest
+from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.runs import EVALUATIONS, INPUT_OF, STAGES, Run
 from nanoskyrl.stages.models.policy import critic_digest, policy_digest, read_info
 
@@ -23,6 +24,8 @@ class Verdict:
     pruned: list[str] = field(default_factory=list)
     """Optimizer states that were deleted to save space: no fault."""
     unfinished: list[str] = field(default_factory=list)
+    other_code: list[str] = field(default_factory=list)
+    """Outputs that were made by other code than there is now: no fault, but no proof that it would make them again."""
 
     @property
     def holds(self) -> bool:
@@ -35,6 +38,8 @@ class Verdict:
             yield f"broken: {line}"
         for line in self.unfinished:
             yield f"unfinished: {line}"
+        for line in self.other_code:
+            yield f"made by other code: {line}"
         pruned = f", {len(self.pruned)} pruned" if self.pruned else ""
         yield f"{self.checked} checks, {len(self.broken)} broken{pruned}"
 
@@ -98,7 +103,7 @@ def _check_step(run: Run, step: int, verdict: Verdict) -> None:
 
 
 def _check_directory(folder: Path, verdict: Verdict) -> Manifest | None:
-    if not (folder / MANIFEST).is_file():
+    if not is_finished(folder):
         verdict.unfinished.append(str(folder))
         return None
     try:
@@ -111,6 +116,8 @@ def _check_directory(folder: Path, verdict: Verdict) -> Manifest | None:
 
 
 def _check_files(folder: Path, manifest: Manifest, verdict: Verdict) -> None:
+    if changed := changed_modules(code_of(manifest.stage, manifest.settings), manifest.code):
+        verdict.other_code.append(f"{folder}: {', '.join(changed[:3])}{' and more' * (len(changed) > 3)} changed since")
     wanted = {part.name: part.digest for part in manifest.parts} | manifest.files
     for name, digest in wanted.items():
         path = folder / name

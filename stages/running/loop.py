@@ -15,12 +15,13 @@ from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.eval.prices import read_prices
 from nanoskyrl.stages.core.config import Settings, merge, plugin_config, stage_config, to_plain
 from nanoskyrl.stages.core.errors import ConflictError, InputError, SettingsError
-from nanoskyrl.stages.core.manifest import discard, first_difference, locked
+from nanoskyrl.stages.core.manifest import first_difference
 from nanoskyrl.stages.core.metrics import MetricsLog, latest, read_metrics
+from nanoskyrl.stages.core.output import discard
 from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.runs import STAGES, Run
 from nanoskyrl.stages.core.stopping import terminated_as_interrupted
-from nanoskyrl.stages.core.storage import write_whole
+from nanoskyrl.stages.core.storage import locked, write_whole
 from nanoskyrl.stages.learning.train_config import check_horizon
 from nanoskyrl.stages.models.policy import model_name
 from nanoskyrl.stages.running.outdated_outputs import check_settings, outdated

@@ -8,11 +8,13 @@ import contextlib
 import gc
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nanoskyrl.stages.core.code import OtherCode
 from nanoskyrl.stages.core.config import Settings, merge, plugin_config, stage_config, to_plain
 from nanoskyrl.stages.core.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.core.manifest import Manifest, is_begun, is_finished, read_manifest
@@ -72,6 +74,7 @@ class Session:
         check_place(run)
         self.run, self.settings, self.given, self.keep_up, self.ahead = run, settings, given or {}, keep_up, ahead
         self.config: RunConfig = stage_config(settings, "run")
+        warnings.simplefilter("error" if stage_config(settings, "code").strict else "default", OtherCode)
         self._engines: dict[str, Engine] = {}
         self._learner: Any = None
         self._passes: Any = None

@@ -13,9 +13,10 @@ from collections.abc import Callable
 
 from nanoskyrl.stages.advantage import needs_models
 from nanoskyrl.stages.core.errors import OutputError
-from nanoskyrl.stages.core.manifest import is_finished, locked
+from nanoskyrl.stages.core.manifest import is_finished
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.stopping import told_to_stop
+from nanoskyrl.stages.core.storage import locked
 from nanoskyrl.stages.engines.vllm.servers import alive
 from nanoskyrl.stages.running.session import Session
 

@@ -143,7 +143,7 @@ def test_odd_rows_of_a_data_set_are_attempted(here, row):
 @pytest.mark.parametrize("contents", ['{"a": ' * 100_000, "[]", '{"schema_version": 1, "parts": 3}'])
 def test_a_manifest_that_is_nonsense_is_one_error(here, contents, capsys):
     assert rollout() == 0
-    (here / "runs/default/step-000000/rollout/manifest.json").write_text(contents)
+    (here / "runs/default/step-000000/rollout/_manifest.json").write_text(contents)
     for command in (["score"], ["show", "runs/default/step-000000/rollout"]):
         assert skyrl(command) == 2
     assert skyrl(["verify"]) == 1
@@ -154,7 +154,7 @@ def test_a_run_behind_a_url_is_refused_and_a_file_url_is_local(here, capsys):
     assert skyrl(["rollout", "--run", "memory://run"]) == 2
     assert "a run lies on this machine" in capsys.readouterr().err
     assert rollout("text_math", "--out", f"file://{here}/out") == 0
-    assert (here / "out" / "manifest.json").is_file()
+    assert (here / "out" / "_manifest.json").is_file()
 
 
 def test_a_forced_loop_settles_on_its_new_settings(here):

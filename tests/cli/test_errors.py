@@ -13,8 +13,8 @@ import pytest
 from running import SMALL, as_flags
 
 from nanoskyrl.stages.core.digests import digest_file
-from nanoskyrl.stages.core.manifest import locked
 from nanoskyrl.stages.core.runs import Run
+from nanoskyrl.stages.core.storage import locked
 from nanoskyrl.stages.models.policy import STARTER_DIRECTORY
 from nanoskyrl.stages.running.loop import loop
 from nanoskyrl.stages.running.standing_trainer import STOP_FILE
@@ -48,7 +48,7 @@ def corrupt(run):
 
 
 def newer(run):
-    path = stage(run, "rollout") / "manifest.json"
+    path = stage(run, "rollout") / "_manifest.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps({**manifest, "schema_version": 99}))
     return ["score", stage(run, "rollout"), "--out", run.parent / "out"]
@@ -87,7 +87,7 @@ def no_rows(run):
 
 def env_of(name):
     def arrange(run):
-        path = stage(run, "rollout") / "manifest.json"
+        path = stage(run, "rollout") / "_manifest.json"
         manifest = json.loads(path.read_text())
         manifest["settings"]["rollout"]["env"] = name
         path.write_text(json.dumps(manifest))
@@ -98,9 +98,9 @@ def env_of(name):
 
 def unfinished(run):
     directory = stage(run, "rollout")
-    (directory / "manifest.json").rename(directory / "gone")
+    (directory / "_manifest.json").rename(directory / "gone")
     (directory / "gone").unlink()
-    (directory / "started.json").write_text('{"stage": "rollout"}')
+    (directory / "_started.json").write_text('{"stage": "rollout"}')
     return ["score", directory, "--out", run.parent / "out"]
 
 
@@ -115,7 +115,7 @@ def missing_part(run):
 
 
 def torn_manifest(run):
-    path = stage(run, "rollout") / "manifest.json"
+    path = stage(run, "rollout") / "_manifest.json"
     path.write_text(path.read_text()[:100])
     return ["score", stage(run, "rollout"), "--out", run.parent / "out"]
 
@@ -237,7 +237,7 @@ CASES = {
     "unscored shards": (lambda run: ["advantage", stage(run, "rollout"), "--out", run.parent / "out"], 2, "was written by `rollout`, not by `score`", "Run `skyrl score` first"),
     "shards without advantages": (lambda run: ["train", stage(run, "score"), "--out", run.parent / "out", "--policy", STARTER_DIRECTORY], 2, "not by `advantage`", "Run `skyrl advantage` first"),
     "an unfinished directory": (unfinished, 2, "is unfinished: `rollout` did not end", "Run `skyrl rollout` again"),
-    "a directory of something else": (no_manifest, 2, "has no manifest.json", "Name a directory that a stage wrote"),
+    "a directory of something else": (no_manifest, 2, "has no _manifest.json", "Name a directory that a stage wrote"),
     "a corrupt part": (corrupt, 2, "is corrupt: its digest is not the one in the manifest", "--force"),
     "a missing part": (missing_part, 2, "part-00001.parquet` is missing", "--force"),
     "a torn manifest": (torn_manifest, 2, "is not JSON", "--force"),
@@ -326,7 +326,7 @@ CASES = {
     "an unknown kind": (lambda run: ["list", "envs"], 2, "there is no kind `envs`", "Did you mean `env`?"),
     "settings written twice": (in_run("init"), 2, "is there already", "--force"),
     "a URL of an unknown kind": (lambda run: ["score", "nosuch://bucket/run", "--out", run.parent / "out"], 2, "nosuch://bucket/run", ""),
-    "an output that is a file": (lambda run: ["score", stage(run, "rollout"), "--out", stage(run, "rollout") / "manifest.json"], 1, "cannot create", "directory"),
+    "an output that is a file": (lambda run: ["score", stage(run, "rollout"), "--out", stage(run, "rollout") / "_manifest.json"], 1, "cannot create", "directory"),
 }  # fmt: skip
 
 
@@ -491,11 +491,11 @@ def test_rows_whose_log_probs_cannot_make_a_ratio_are_refused_before_any_model_i
 
 @pytest.mark.parametrize("name", ["score", "train", "sync"])
 def test_a_manifest_that_holds_no_table_is_broken_and_the_rest_is_checked(spoilt, name, capsys):
-    (stage(spoilt, name) / "manifest.json").write_text("[]")
+    (stage(spoilt, name) / "_manifest.json").write_text("[]")
     (stage(spoilt, "rollout") / "part-00000.parquet").unlink()
     assert skyrl(["verify", str(spoilt)]) == 1
     said = capsys.readouterr().err
-    assert f"broken: `{stage(spoilt, name) / 'manifest.json'}` lacks what a manifest holds" in said
+    assert f"broken: `{stage(spoilt, name) / '_manifest.json'}` lacks what a manifest holds" in said
     assert f"broken: {stage(spoilt, 'rollout') / 'part-00000.parquet'} is missing" in said
     assert skyrl(["show", str(spoilt)]) == 0
     assert not re.search(r"^ +0 +all ", capsys.readouterr().out, re.MULTILINE)
@@ -530,13 +530,13 @@ def test_a_policy_json_of_another_kind_is_refused_and_found_by_verify(spoilt, te
 def written_again(run, change):
     """Replace the advantages' only parts by changed ones, as their manifest would have them."""
     place = stage(run, "advantage")
-    manifest = json.loads((place / "manifest.json").read_text())
+    manifest = json.loads((place / "_manifest.json").read_text())
     for part in manifest["parts"]:
         path = place / part["name"]
         table = change(pq.read_table(path))
         pq.write_table(table, path)
         part["digest"] = digest_file(path)
-    (place / "manifest.json").write_text(json.dumps(manifest))
+    (place / "_manifest.json").write_text(json.dumps(manifest))
     return place
 
 

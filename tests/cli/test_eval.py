@@ -22,7 +22,7 @@ def test_several_benchmarks_make_one_table_and_shards_beside_the_policy(tmp_path
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[:2] == ["mmlu", "gpqa"]
     for name in ("mmlu", "gpqa"):
-        summary = json.loads((tmp_path / "run" / "evals" / "scripted" / name / "summary.json").read_text())
+        summary = json.loads((tmp_path / "run" / "evals" / "scripted" / name / "_summary.json").read_text())
         assert (summary["benchmark"], summary["success"]) == (name, 1.0)
 
 
@@ -33,7 +33,7 @@ def test_json_holds_the_summaries(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["gsm8k"]["tasks"] == 3
-    assert (tmp_path / "out" / "gsm8k" / "manifest.json").is_file()
+    assert (tmp_path / "out" / "gsm8k" / "_manifest.json").is_file()
 
 
 def test_an_endpoint_without_further_words_gets_the_default_benchmarks(tmp_path):
@@ -176,8 +176,8 @@ def test_an_environment_gives_at_most_the_tasks_it_has(limit, tasks, says, tmp_p
     assert done.stderr.count("`eval.limit`") == (says is not None)
     assert says is None or says in done.stderr
     out = run / "evals" / "scripted" / "text_math"
-    assert len(json.loads((out / "summary.json").read_text())["task_ids"]) == tasks
-    manifest = json.loads((out / "manifest.json").read_text())
+    assert len(json.loads((out / "_summary.json").read_text())["task_ids"]) == tasks
+    manifest = json.loads((out / "_manifest.json").read_text())
     assert (manifest["settings"]["rollout"]["train_batch_size"], manifest["rows_out"]) == (tasks, tasks)
 
 
@@ -199,7 +199,7 @@ def test_an_environment_is_reported_as_a_benchmark_is_and_says_which_tasks_they_
     assert ["pass@2", "1.000"] in rows
     assert ["samples", str(2 * tasks)] in rows
     as_json = skyrl(*common, "--json")
-    assert json.loads(as_json.stdout) == {"text_math": json.loads((out / "summary.json").read_text())}
+    assert json.loads(as_json.stdout) == {"text_math": json.loads((out / "_summary.json").read_text())}
     shown = skyrl("show", out, "--limit", 1)
     assert shown.returncode == 0, shown.stderr
     assert done.stdout.rstrip() in shown.stdout
@@ -210,9 +210,9 @@ def test_an_environment_is_reported_as_a_benchmark_is_and_says_which_tasks_they_
 def test_the_rows_of_an_evaluation_are_shown_without_its_summary(text, tmp_path):
     file, out = own_tasks(tmp_path / "tasks.jsonl", 5), tmp_path / "out"
     skyrl("eval", "--engine", "scripted", "--run", tmp_path / "run", "--out", out, "--set", f"text_math.data={file}")
-    (out / "summary.json").unlink()
+    (out / "_summary.json").unlink()
     if text is not None:
-        (out / "summary.json").write_text(text)
+        (out / "_summary.json").write_text(text)
     shown = skyrl("show", out)
     assert shown.returncode == 0, shown.stderr
     assert "5 rows of `eval`" in shown.stdout

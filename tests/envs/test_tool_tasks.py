@@ -178,7 +178,7 @@ def test_the_command_offers_tools_of_the_users(tmp_path):
     flags = ("--env", "tool_use", "--engine", "scripted", "--train-batch-size", 2, "--n-samples-per-prompt", 1)
     done = skyrl("rollout", *flags, "--tools", "calculator,mine:twice", "--sandbox", "monty", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    manifest = json.loads((tmp_path / "runs/default/step-000000/rollout/manifest.json").read_text())
+    manifest = json.loads((tmp_path / "runs/default/step-000000/rollout/_manifest.json").read_text())
     assert manifest["settings"]["tool_use"]["tools"] == ["calculator", "mine:twice"]
     assert list(manifest["settings"]["plugins"]) == ["mine:twice"]
 

@@ -207,7 +207,7 @@ def test_the_manifest_names_no_place_and_no_address(tmp_path):
     run_bench("hle", tmp_path / "hle", limit=1, tables={"hle": {"judge_prompt": str(prompt)}})
     run_bench("swe_bench_verified", tmp_path / "swe", tables={"swe_bench_verified": {"repositories": str(tmp_path)}})
     for place in (out, tmp_path / "hle", tmp_path / "swe"):
-        text = (place / "manifest.json").read_text() + (place / "summary.json").read_text()
+        text = (place / "_manifest.json").read_text() + (place / "_summary.json").read_text()
         assert str(tmp_path) not in text
         assert "docker.sock" not in text
     assert read_manifest(out).inputs.keys() == {"data", "prompt", "tasks"}

@@ -50,7 +50,7 @@ def test_eval_every_runs_the_chosen_benchmarks_and_writes_them_beside_the_policy
     for version in (0, 1):
         for name in ("mmlu", "gsm8k"):
             place = run.root / "evals" / f"{version:08d}" / name
-            assert json.loads((place / "summary.json").read_text())["samples"] == 2
+            assert json.loads((place / "_summary.json").read_text())["samples"] == 2
             assert read_manifest(place).policy == policy_digest(run.policy(version))
             assert read_manifest(place).settings["hf"]["dtype"] == ("auto" if cuda else "float64")
     assert read_manifest(run.stage(0, "rollout")).settings["hf"]["dtype"] == "auto"
@@ -81,7 +81,7 @@ def test_every_policy_of_a_loop_has_the_price_of_what_it_began_with(tmp_path):
     prices.write_text("[starter]\nprompt = 1\ncompletion = 1\n")
     loop(run, merge(SMALL, {"loop": {"steps": 1, "eval_every": 1}, "eval": {"prices": str(prices), "limit": 2}}))
     for version in ("00000000", "00000001"):
-        assert json.loads((run.root / "evals" / version / "text_math" / "summary.json").read_text())["cost"] > 0
+        assert json.loads((run.root / "evals" / version / "text_math" / "_summary.json").read_text())["cost"] > 0
 
 
 @pytest.mark.parametrize(("own_test", "line"), [(False, "success on the training tasks"), (True, "held-out success")])
@@ -97,6 +97,6 @@ def test_success_on_training_tasks_is_not_called_held_out(own_test, line, tmp_pa
     assert ("held-out text_math, policy 1" in curve(run)) == own_test
     assert ("training tasks of text_math, policy 1" in curve(run)) != own_test
     out = run.root / "evals" / "00000001" / "text_math"
-    assert json.loads((out / "summary.json").read_text())["held_out"] is own_test
+    assert json.loads((out / "_summary.json").read_text())["held_out"] is own_test
     assert ("test_data" in read_manifest(out).inputs) == own_test
     assert "test_data" not in read_manifest(run.stage(0, "rollout")).inputs

@@ -110,7 +110,7 @@ def test_gold_patches_validate_and_no_resolve_rate_is_given(name, tmp_path):
     assert (found["patch_parses_count"], found["patch_empty_count"], found["samples"]) == (count, 0, count)
     assert "No resolve rate" in found["note"]
     assert "not run: the official harness" in found["note"]
-    written = read_predictions(out / "files" / "predictions.jsonl")
+    written = read_predictions(out / "_files" / "predictions.jsonl")
     golds = {row["instance_id"]: row["patch"] for row in map(json.loads, rows_file(name).read_text().splitlines())}
     assert written == {instance: tidy(patch) for instance, patch in golds.items()}
     assert all(patch.endswith("\n") for patch in written.values())
@@ -146,10 +146,10 @@ def test_empty_patches_are_a_class_of_their_own(tmp_path):
 def test_each_sample_has_predictions_of_its_own(tmp_path):
     out = tmp_path / "out"
     run_bench("swe_bench_multilingual", out, n_samples=2)
-    assert sorted(path.name for path in (out / "files").iterdir()) == ["predictions-1.jsonl", "predictions.jsonl"]
-    assert json.loads((out / "manifest.json").read_text())["files"].keys() >= {
-        "files/predictions.jsonl",
-        "summary.json",
+    assert sorted(path.name for path in (out / "_files").iterdir()) == ["predictions-1.jsonl", "predictions.jsonl"]
+    assert json.loads((out / "_manifest.json").read_text())["files"].keys() >= {
+        "_files/predictions.jsonl",
+        "_summary.json",
     }
 
 
@@ -182,7 +182,7 @@ def test_the_gold_patch_goes_through_the_agents_tools(project, tmp_path):
     found = run_bench("swe_bench_verified", tmp_path / "out", tables={"swe_bench_verified": settings})
     assert (found["patch_applies_count"], found["patch_empty_count"]) == (1, 0)
     assert (
-        read_predictions(tmp_path / "out" / "files" / "predictions.jsonl")["ours__calc-1"].count("+    return a + b")
+        read_predictions(tmp_path / "out" / "_files" / "predictions.jsonl")["ours__calc-1"].count("+    return a + b")
         == 1
     )
 

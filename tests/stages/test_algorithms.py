@@ -247,8 +247,8 @@ def test_a_killed_dynamic_rollout_goes_on_and_ends_with_the_same_bytes(dapo, tmp
     manifest = read_manifest(place)
     whole = {path.name: path.read_bytes() for path in place.iterdir()}
     started = {k: getattr(manifest, k) for k in ("stage", "settings", "inputs", "policy", "code", "packages")}
-    (place / "manifest.json").unlink()
-    (place / "started.json").write_text(json.dumps(started))
+    (place / "_manifest.json").unlink()
+    (place / "_started.json").write_text(json.dumps(started))
     for name in sorted(whole)[3:]:
         (place / name).unlink(missing_ok=True)
     Session(run, DAPO).rollout()

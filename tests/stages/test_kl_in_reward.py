@@ -92,8 +92,8 @@ def test_steps_by_hand_and_a_killed_step_give_the_bytes_of_the_loop(adaptive, tm
             place = run.stage(1, "advantage")
             whole = read_manifest(place)
             started = {k: getattr(whole, k) for k in ("stage", "settings", "inputs", "policy", "code", "packages")}
-            (place / "started.json").write_text(json.dumps(started))
-            (place / "manifest.json").unlink()
+            (place / "_started.json").write_text(json.dumps(started))
+            (place / "_manifest.json").unlink()
             (place / "part-00000.parquet").unlink()
             assert Session(run, ADAPTIVE).advantage(1).manifest.digest == whole.digest
     assert same_bytes(adaptive.root, run.root) == []

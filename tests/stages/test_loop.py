@@ -14,10 +14,11 @@ from running import ROOT, SMALL, as_flags, same_bytes, skyrl
 
 from nanoskyrl.stages.core.config import merge
 from nanoskyrl.stages.core.errors import ConflictError, InputError, OutputError
-from nanoskyrl.stages.core.manifest import is_finished, locked, read_manifest
+from nanoskyrl.stages.core.manifest import is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import latest, read_metrics
 from nanoskyrl.stages.core.runs import STAGES, Run
 from nanoskyrl.stages.core.shards import read_parts
+from nanoskyrl.stages.core.storage import locked
 from nanoskyrl.stages.looking.verify import verify
 from nanoskyrl.stages.running.loop import loop
 from nanoskyrl.stages.running.session import Session
@@ -124,9 +125,9 @@ def test_old_optimizer_states_are_pruned_and_verify_says_so(tmp_path):
 def test_evaluations_lie_beside_the_policies(tmp_path):
     settings = merge(SMALL, {"loop": {"steps": 2, "eval_every": 2}, "eval": {"limit": 8, "n_samples": 2}})
     loop(Run(tmp_path / "run"), settings)
-    found = sorted(path.parent.parent.name for path in (tmp_path / "run" / "evals").glob("*/*/summary.json"))
+    found = sorted(path.parent.parent.name for path in (tmp_path / "run" / "evals").glob("*/*/_summary.json"))
     assert found == ["00000000", "00000002"]
-    summary = json.loads((tmp_path / "run" / "evals" / "00000000" / "text_math" / "summary.json").read_text())
+    summary = json.loads((tmp_path / "run" / "evals" / "00000000" / "text_math" / "_summary.json").read_text())
     assert summary["tasks"] == 8
     assert summary["samples"] == 16
     assert 0 <= summary["pass_at_1"] <= summary["pass_at_2"] <= 1
@@ -136,7 +137,7 @@ def test_a_forced_loop_evaluates_again_where_it_goes_on_if_the_settings_are_othe
     settings = merge(SMALL, {"loop": {"steps": 1, "eval_every": 1}, "eval": {"limit": 8}})
     run = Run(tmp_path / "run")
     loop(run, settings)
-    summaries = [run.root / "evals" / f"{version:08d}" / "text_math" / "summary.json" for version in (0, 1, 2)]
+    summaries = [run.root / "evals" / f"{version:08d}" / "text_math" / "_summary.json" for version in (0, 1, 2)]
     made = summaries[1].stat().st_mtime_ns
     longer = merge(settings, {"loop": {"steps": 2}})
     loop(run, merge(longer, {"rollout": {"temperature": 0.9}}), force=True)
@@ -151,7 +152,7 @@ def test_verify_finds_one_changed_byte(whole, tmp_path, what):
     step = tmp_path / "run" / "step-000001"
     path = {
         "part": step / "score" / "part-00000.parquet",
-        "manifest": step / "score" / "manifest.json",
+        "manifest": step / "score" / "_manifest.json",
         "policy": tmp_path / "run" / "policies" / "00000001" / "model.safetensors",
     }[what]
     data = bytearray(path.read_bytes())

@@ -154,7 +154,7 @@ def test_an_endpoint_that_fails_ends_short_with_a_count_and_no_zeros(rows, tmp_p
     assert error.value.exit_code == 3
     assert "asked again" in str(error.value.hint)
     assert list(out.glob("part-*")) == []
-    assert not (out / "summary.json").exists()
+    assert not (out / "_summary.json").exists()
 
 
 def test_a_dead_endpoint_is_given_up_after_some_requests(rows, tmp_path):
@@ -179,7 +179,7 @@ def test_the_same_command_goes_on_and_asks_only_what_was_not_answered(rows, tmp_
         again = ask(server, data, tmp_path / "whole")
     assert whole == found == again
     assert len(server.asked) == 9
-    for name in ("part-00000.parquet", "manifest.json", "summary.json"):
+    for name in ("part-00000.parquet", "_manifest.json", "_summary.json"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert [path.name for path in tmp_path.glob(".*")] == []  # the journal is gone with its purpose
 

@@ -190,7 +190,7 @@ def test_training_that_fails_leaves_the_old_output_and_what_follows_an_unfinishe
         wrong.train(1, force=True)
     assert read_manifest(made).to_bytes() == before
     assert (made / "state").is_dir()
-    (made / "manifest.json").unlink()
+    (made / "_manifest.json").unlink()
     with pytest.raises(InputError, match="which is not finished: there is no state to go on from") as found:
         session.train(2)
     assert "Train it again" in str(found.value.hint)

@@ -16,11 +16,12 @@ from running import SMALL, as_flags, same_bytes, skyrl
 
 from nanoskyrl.stages.core.config import merge
 from nanoskyrl.stages.core.errors import EngineError, OutputError, SettingsError
-from nanoskyrl.stages.core.manifest import is_finished, locked, read_manifest
+from nanoskyrl.stages.core.manifest import is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import read_metrics
 from nanoskyrl.stages.core.rows import row_arrays
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.shards import read_parts
+from nanoskyrl.stages.core.storage import locked
 from nanoskyrl.stages.running.loop import LoopConfig, loop
 from nanoskyrl.stages.running.placement import gpus_of, placement_of
 from nanoskyrl.stages.running.session import Session, settings_for
@@ -210,7 +211,7 @@ def test_a_trainer_in_two_processes_follows_with_passes_of_models(tmp_path):
     session.score(0)
     done = skyrl("train", "--follow", run.root, "--steps", 1, "--num-processes", 2)
     assert done.returncode == 0, done.stderr
-    assert json.loads((run.stage(0, "train") / "manifest.json").read_text())["settings"]["processes"] == 2
+    assert json.loads((run.stage(0, "train") / "_manifest.json").read_text())["settings"]["processes"] == 2
     alone = tmp_path / "alone"
     shutil.copytree(run.root, alone)
     for stage in ("advantage", "train"):

@@ -14,7 +14,7 @@ def test_the_quickstart_learns_from_half_right_to_nearly_always(tmp_path):
     assert "sampled success of training tasks, by step" in done.stderr
     assert f"Run: {tmp_path / 'run'}" in done.stderr
     before, after = (
-        json.loads(path.read_text()) for path in sorted((tmp_path / "run" / "evals").glob("*/text_math/summary.json"))
+        json.loads(path.read_text()) for path in sorted((tmp_path / "run" / "evals").glob("*/text_math/_summary.json"))
     )
     assert before["tasks"] == after["tasks"] >= 500
     assert 0.4 < before["success"] < 0.6
@@ -28,7 +28,7 @@ def test_the_starter_learns_to_act_in_the_easiest_household(tmp_path):
     done = skyrl("loop", "--preset", "alfworld", "--steps", 8, "--set", "loop.eval_every=8", "--run", run)
     assert done.returncode == 0, done.stderr
     before, after = (
-        json.loads(path.read_text()) for path in sorted((run / "evals").glob("*/alfworld_lite/summary.json"))
+        json.loads(path.read_text()) for path in sorted((run / "evals").glob("*/alfworld_lite/_summary.json"))
     )
     assert before["tasks"] == after["tasks"] == 256
     assert before["success"] < 0.1

@@ -11,8 +11,9 @@ from nanoskyrl.envs.base import Score
 from nanoskyrl.stages.advantage import Models, add_advantages, advantage
 from nanoskyrl.stages.advantage import preview as preview_advantage
 from nanoskyrl.stages.core.errors import ConflictError, InputError, ProofError, SettingsError
-from nanoskyrl.stages.core.manifest import Head, open_output, read_manifest
+from nanoskyrl.stages.core.manifest import Head, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, read_metrics
+from nanoskyrl.stages.core.output import open_output
 from nanoskyrl.stages.core.rows import from_table, list_column, row_arrays, to_table
 from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.core.table_checks import check
@@ -62,7 +63,7 @@ def test_a_rollout_whose_second_part_was_lost_makes_only_that_and_ends_with_the_
     directory.mkdir()
     manifest = read_manifest(shards / "rollout")
     started = {k: getattr(manifest, k) for k in ("stage", "settings", "inputs", "policy", "code", "packages")}
-    (directory / "started.json").write_text(json.dumps(started))
+    (directory / "_started.json").write_text(json.dumps(started))
     (directory / "part-00000.parquet").write_bytes(whole["part-00000.parquet"])
     kept = (directory / "part-00000.parquet").stat().st_mtime_ns
     rollout(STARTER, directory, SMALL)
@@ -285,7 +286,7 @@ def test_a_token_that_the_policy_does_not_know_is_named_before_anything_is_loade
     ):
         with pytest.raises(InputError, match=re.escape(f"trajectory `{trajectory}` {message}")):
             work()
-    assert not (tmp_path / "train" / "manifest.json").exists()
+    assert not (tmp_path / "train" / "_manifest.json").exists()
 
 
 @pytest.mark.parametrize("asked", [{"old_logprobs": "recompute"}, {"ref_logprobs": True}, {"estimator": "gae"}])
@@ -544,6 +545,6 @@ def test_stages_read_and_write_urls(shards):
         memory.pipe(f"/run/rollout/{name}", data)
     score(as_path("memory://run/rollout"), as_path("memory://run/score"), ScoreConfig())
     advantage(as_path("memory://run/score"), as_path("memory://run/advantage"), AdvantageConfig())
-    assert memory.cat("/run/score/manifest.json") == (shards / "score" / "manifest.json").read_bytes()
+    assert memory.cat("/run/score/_manifest.json") == (shards / "score" / "_manifest.json").read_bytes()
     assert memory.cat("/run/advantage/part-00001.parquet") == (shards / "advantage" / "part-00001.parquet").read_bytes()
     read_part(as_path("memory://run/advantage/part-00000.parquet"))

@@ -73,7 +73,7 @@ def test_a_forced_loop_makes_again_what_is_ahead_whichever_way_it_runs(ahead, tm
 def test_a_forced_loop_keeps_what_was_made_under_the_same_settings(ahead, tmp_path):
     shutil.copytree(ahead.root, tmp_path / "run")
     run = Run(tmp_path / "run")
-    kept = [run.stage(step, stage) / "manifest.json" for step in (1, 2) for stage in STAGES[:-1]]
+    kept = [run.stage(step, stage) / "_manifest.json" for step in (1, 2) for stage in STAGES[:-1]]
     before = [(file.read_bytes(), file.stat().st_mtime_ns) for file in kept]
     assert loop(run, merge(LAGGED, {"loop": {"steps": 3}}), force=True) == 2
     assert [(file.read_bytes(), file.stat().st_mtime_ns) for file in kept] == before

@@ -1,0 +1,270 @@
+"""How a stage begins, resumes after a crash, and ends.
+
+While it runs, `_started.json` holds what it is about to do; a later run with the same settings,
+inputs and code keeps the parts already in place and resumes at the next. Under other code an
+unfinished output is begun again, and a finished one stays: `OtherCode` tells.
+"""
+
+import contextlib
+import dataclasses
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from nanoskyrl.stages.core.code import OtherCode, changed_modules, code_of
+from nanoskyrl.stages.core.digests import digest_file
+from nanoskyrl.stages.core.errors import ConflictError, OutputError
+from nanoskyrl.stages.core.manifest import (
+    MANIFEST,
+    PART_NAME,
+    SCHEMA_1,
+    STARTED,
+    SUMMARY,
+    Head,
+    Manifest,
+    Part,
+    first_difference,
+    is_finished,
+    read_manifest,
+    read_started,
+)
+from nanoskyrl.stages.core.registry import package_version
+from nanoskyrl.stages.core.shards import part_name, read_part, write_part
+from nanoskyrl.stages.core.storage import TEMPORARY, locked, make_directory, remove_tree, sync_directory, write_whole
+from nanoskyrl.stages.core.trajectory import SCHEMA_VERSION
+
+CLEARING = "clearing"
+"""Stage in `_started.json` while an old output is being deleted: what is still there is worth nothing."""
+FOLDERS = ("policy", "state", "_files")
+"""What a stage may write beside its parts and its summary."""
+FILES = "|".join(re.escape(name) for name in (*SCHEMA_1, *SCHEMA_1.values()))
+OURS = re.compile(rf"({PART_NAME.pattern}|{FILES})(\.tmp)?|{'|'.join(FOLDERS)}|files|policy-\w+\.tmp")
+"""Every name that a stage gives in its directory, or gave under schema 1; others are never touched."""
+PACKAGES = ("torch", "transformers", "tokenizers", "peft", "accelerate", "pyarrow", "numpy")
+
+
+def _packages() -> dict[str, str]:
+    return {name: version for name in PACKAGES if (version := package_version(name))}
+
+
+Count = Callable[[pa.Table], Mapping[str, int]]
+
+
+class Output:
+    """A stage's directory while it is written. Made by `open_output`."""
+
+    def __init__(self, directory: Path, head: Head, dropped: Count | None) -> None:
+        """Use `open_output`."""
+        self.directory = directory
+        self.head = head
+        self._dropped = dropped
+        self._written: dict[str, tuple[Part, Mapping[str, int]]] = {}
+        self.manifest: Manifest | None = None
+        """Set when the directory is finished."""
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.manifest is not None
+
+    def has_part(self, index: int) -> bool:
+        """Say whether a part is in place from an earlier, interrupted run."""
+        return (self.directory / part_name(index)).is_file()
+
+    def write_part(self, index: int, table: pa.Table) -> None:
+        """Put a part in place."""
+        path = self.directory / part_name(index)
+        write_part(path, table)
+        self._written[path.name] = self._describe(path, table)
+
+    def _describe(self, path: Path, table: pa.Table) -> tuple[Part, Mapping[str, int]]:
+        """Return what the manifest says of a part."""
+        return Part(path.name, table.num_rows, digest_file(path)), self._dropped(table) if self._dropped else {}
+
+    def finish(self, *, rows_in: int, facts: Mapping[str, Any] | None = None) -> Manifest:
+        """Close the directory with its manifest.
+
+        Args:
+            rows_in: Rows, or trajectories, that were to be worked on.
+            facts: What a later stage needs to know.
+        """
+        parts, counts = [], {}
+        for path in part_files(self.directory):
+            # A part of an interrupted run is read again, so that the manifest is that of an unbroken one.
+            part, dropped = self._written.get(path.name) or self._describe(path, read_part(path))
+            parts.append(part)
+            for reason, count in dropped.items():
+                counts[reason] = counts.get(reason, 0) + count
+        self.manifest = Manifest(
+            **dataclasses.asdict(self.head),
+            schema_version=SCHEMA_VERSION,
+            code=code_of(self.head.stage, self.head.settings),
+            packages=_packages(),
+            parts=tuple(parts),
+            rows_in=rows_in,
+            rows_out=sum(part.rows for part in parts),
+            dropped=dict(sorted(counts.items())),
+            files=folder_digests(self.directory),
+            facts=dict(facts or {}),
+        )
+        write_whole(self.directory / MANIFEST, self.manifest.to_bytes())
+        (self.directory / STARTED).unlink(missing_ok=True)
+        sync_directory(self.directory)
+        return self.manifest
+
+
+def part_files(directory: Path) -> list[Path]:
+    """Return the parts that are in place, in order."""
+    return sorted(path for path in directory.iterdir() if PART_NAME.fullmatch(path.name))
+
+
+def folder_digests(directory: Path) -> dict[str, str]:
+    """Return the digest of every file that a stage wrote beside its parts."""
+    found = {SUMMARY: digest_file(directory / SUMMARY)} if (directory / SUMMARY).is_file() else {}
+    for folder in FOLDERS:
+        if (directory / folder).is_dir():
+            for path in sorted(path for path in (directory / folder).rglob("*") if path.is_file()):
+                found[path.relative_to(directory).as_posix()] = digest_file(path)
+    return found
+
+
+@contextlib.contextmanager
+def open_output(
+    directory: Path, head: Head, *, force: bool = False, keep_parts: bool = True, dropped: Count | None = None
+) -> Iterator[Output]:
+    """Open a stage's output: new, to be resumed, or up to date.
+
+    Args:
+        directory: Where the stage writes.
+        head: What it is about to do.
+        force: Replace what another stage run left there.
+        keep_parts: False for a stage that is all or nothing.
+        dropped: Counts the rows of a part that were left out, not kept, failed or not judged, by reason.
+
+    Raises:
+        ConflictError: finished or begun under another head; names the first difference.
+        OutputError: it cannot be written, holds foreign files, or another process is writing it.
+    """
+    output = Output(directory, head, dropped)
+    if is_finished(directory) and not force:
+        output.manifest = _finished_already(directory, head)
+        yield output
+        return
+    make_directory(directory)
+    with locked(directory):
+        if is_finished(directory) and not force:  # another process ended it meanwhile
+            output.manifest = _finished_already(directory, head)
+            yield output
+            return
+        _begin(directory, head, force=force, keep_parts=keep_parts)
+        yield output
+
+
+def _finished_already(directory: Path, head: Head) -> Manifest:
+    manifest = read_manifest(directory)
+    _refuse_difference(directory, head, dataclasses.asdict(manifest), "finished")
+    _same_code(directory, head, manifest.code, "it stays")
+    (directory / STARTED).unlink(missing_ok=True)  # left by one that was killed after its manifest
+    return manifest
+
+
+def _begin(directory: Path, head: Head, *, force: bool, keep_parts: bool) -> None:
+    """Make the directory ready: keep the parts that can be resumed from, clear the rest, and say what begins."""
+    ours, begun = _check_ours(directory), read_started(directory)
+    if force or begun.get("stage") == CLEARING:
+        _clear(directory)
+    elif begun or (directory / STARTED).is_file():
+        resumes = keep_parts and part_files(directory)
+        if resumes:
+            _refuse_difference(directory, head, begun, "begun", packages=True)
+        # Under schema 1, or where nothing in it is worth keeping, whatever it was begun with.
+        if (
+            not resumes
+            or not (directory / STARTED).is_file()
+            or not _same_code(directory, head, begun.get("code"), "it is begun again")
+        ):
+            _clear(directory)
+    elif ours:
+        raise OutputError(f"`{directory}` holds parts of no stage", hint="Name an empty directory, or use `--force`")
+    for path in directory.glob(f"*{TEMPORARY}"):
+        _remove(path)
+    started = {**dataclasses.asdict(head), "code": code_of(head.stage, head.settings), "packages": _packages()}
+    # Of use only to a process that was killed: a power cut that loses it costs a `--force`.
+    write_whole(directory / STARTED, json.dumps(started, indent=2, sort_keys=True).encode(), durable=False)
+
+
+def _refuse_difference(
+    directory: Path, head: Head, found: Mapping[str, Any], state: str, *, packages: bool = False
+) -> None:
+    wanted = dataclasses.asdict(head) | ({"packages": _packages()} if packages else {})
+    if found.get("schema_version") == 1:  # which knew a plug-in by the bytes of its file
+        wanted["settings"] = wanted["settings"] | {k: v for k, v in found["settings"].items() if k == "plugins"}
+    difference = first_difference(wanted, {key: found.get(key) for key in wanted})
+    if difference:
+        name, now, then = difference
+        raise ConflictError(
+            f"`{directory}` is {state} with another `{name}`: {_short(then)}, now {_short(now)}",
+            hint="Give the settings that it has, name another output, or replace it with `--force`",
+        )
+
+
+def _same_code(directory: Path, head: Head, made_by: Any, does: str) -> bool:
+    """Return whether an output was made by the code of now; tell if it was not.
+
+    Raises:
+        OtherCode: it was not, and warnings of this kind are errors: see `CodeConfig`.
+    """
+    changed = changed_modules(code_of(head.stage, head.settings), made_by)
+    if changed:
+        warnings.warn(OtherCode(directory, changed, does), stacklevel=2)
+    return not changed
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _check_ours(directory: Path) -> bool:
+    """Return whether the directory holds files that a stage put in place; refuse others."""
+    names = [path.name for path in directory.iterdir()]
+    for name in names:
+        if not OURS.fullmatch(name):
+            raise OutputError(
+                f"`{directory}` holds `{name}`, which no stage wrote", hint="Name a directory of its own for the output"
+            )
+    return any(not name.endswith(TEMPORARY) for name in names)
+
+
+def _clear(directory: Path) -> None:
+    """Empty the directory, in an order that a crash can fall into: it says so until it is done."""
+    write_whole(directory / STARTED, json.dumps({"stage": CLEARING}).encode(), durable=False)
+    for name in (MANIFEST, SCHEMA_1[MANIFEST]):
+        (directory / name).unlink(missing_ok=True)
+    for path in directory.iterdir():
+        if path.name != STARTED:
+            _remove(path)
+
+
+def discard(directory: Path) -> None:
+    """Delete what a stage left, finished or not.
+
+    Raises:
+        OutputError: it holds foreign files, or another process is writing it.
+    """
+    with locked(directory):
+        _check_ours(directory)
+        _clear(directory)
+        remove_tree(directory)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        remove_tree(path)
+    else:
+        path.unlink()
