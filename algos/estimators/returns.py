@@ -98,12 +98,13 @@ def _pack(rows: Ragged, masks: Sequence[np.ndarray]) -> np.ndarray:
 
 def _unpack(packed: np.ndarray, rows: Ragged, masks: Sequence[np.ndarray]) -> list[np.ndarray | None]:
     """Put packed numbers back on the tokens they belong to."""
-    found: list[np.ndarray | None] = []
-    for numbers, row, mask in zip(packed, rows, masks, strict=True):
-        if row is None:
-            found.append(None)
-            continue
-        line = np.zeros(len(mask))
-        line[mask != 0] = numbers[: np.count_nonzero(mask)]
-        found.append(line)
-    return found
+    return [
+        None if row is None else _on_trained(numbers, mask)
+        for numbers, row, mask in zip(packed, rows, masks, strict=True)
+    ]
+
+
+def _on_trained(numbers: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    line = np.zeros(len(mask))
+    line[mask != 0] = numbers[: np.count_nonzero(mask)]
+    return line

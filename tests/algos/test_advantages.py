@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoskyrl.algos.estimators.base import group_normalized, has_spread, mean_normalized
+from nanoskyrl.algos.estimators.base import group_normalized, has_spread
+from nanoskyrl.algos.estimators.maxrl import mean_normalized
 from nanoskyrl.stages.advantage import add_advantages, summary
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.trajectory import Trajectory, row_arrays, to_table
