@@ -83,7 +83,7 @@ def _plain(config):
 
 
 def test_text_columns_are_the_decoded_ids(shards):
-    from nanoskyrl.stages.models.policy import load_tokenizer
+    from nanoskyrl.stages.models.loading import load_tokenizer
     from nanoskyrl.stages.models.rendering import Renderer
 
     decode = Renderer(load_tokenizer(STARTER)).decode

@@ -29,7 +29,8 @@ from nanoskyrl.stages.engines.hf import HfEngine
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
 from nanoskyrl.stages.engines.vllm.engine import VllmEngine
 from nanoskyrl.stages.engines.vllm.process import find_installation
-from nanoskyrl.stages.models.policy import PolicyInfo, load_model, policy_digest, resolve_policy, write_info
+from nanoskyrl.stages.models.loading import load_model
+from nanoskyrl.stages.models.policy import PolicyInfo, policy_digest, resolve_policy, write_info
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.sync import deliver
 

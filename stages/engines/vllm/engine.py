@@ -39,16 +39,8 @@ from nanoskyrl.stages.engines.vllm.proof import (
 )
 from nanoskyrl.stages.engines.vllm.servers import SERVERS, Fleet, Servers, foreign, read_servers
 from nanoskyrl.stages.engines.vllm.weights import expected_sums, merged
-from nanoskyrl.stages.models.policy import (
-    find_base,
-    frame_digest,
-    is_adapter,
-    load_tokenizer,
-    policy_digest,
-    read_info,
-    stop_ids,
-    text_config,
-)
+from nanoskyrl.stages.models.loading import load_tokenizer, stop_ids
+from nanoskyrl.stages.models.policy import find_base, frame_digest, is_adapter, policy_digest, read_info, text_config
 from nanoskyrl.stages.models.rendering import Renderer
 
 T = TypeVar("T")

@@ -10,7 +10,8 @@ import torch
 
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.engines.vllm.worker import add, bit_sums, plus
-from nanoskyrl.stages.models.policy import is_adapter, load_model, policy_files
+from nanoskyrl.stages.models.loading import load_model
+from nanoskyrl.stages.models.policy import is_adapter, policy_files
 
 MEMORY = Path("/dev/shm")
 
