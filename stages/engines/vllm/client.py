@@ -1,6 +1,6 @@
 """All that nanoskyrl knows of a vLLM server's paths: what they take and return, and their faults.
 
-Written for vLLM 0.26 to 0.32. `vllm_process.py` knows how servers are started, and which faults are worked round.
+Written for vLLM 0.26 to 0.32. `process.py` knows how servers are started, and which faults are worked round.
 """
 
 import asyncio
