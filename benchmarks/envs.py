@@ -21,7 +21,8 @@ from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.core.registry import ENVS, lookup
 from nanoskyrl.stages.engines.base import Generation, Sampling, TokenEngine
 from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits, play
-from nanoskyrl.stages.models.policy import STARTER, load_tokenizer, resolve_policy
+from nanoskyrl.stages.models.loading import load_tokenizer
+from nanoskyrl.stages.models.policy import STARTER, resolve_policy
 from nanoskyrl.stages.models.rendering import Renderer
 
 SECONDS = float(sys.argv[1]) if len(sys.argv) > 1 else 2.0

@@ -159,7 +159,7 @@ def make_model(shape: str, place: Path, seed: int = 0) -> Path:
 
 def make_prompts(bench: Bench) -> Path:
     """Write the tokens of the prompts that ours are given, too."""
-    from nanoskyrl.stages.models.policy import load_tokenizer
+    from nanoskyrl.stages.models.loading import load_tokenizer
     from nanoskyrl.stages.models.rendering import Renderer
 
     renderer = Renderer(load_tokenizer(bench.model))
@@ -428,7 +428,8 @@ def step_sync(bench: Bench) -> None:
     from peft import LoraConfig, get_peft_model
 
     from nanoskyrl.stages.engines.base import Request, Sampling
-    from nanoskyrl.stages.models.policy import PolicyInfo, load_model, policy_digest, write_info
+    from nanoskyrl.stages.models.loading import load_model
+    from nanoskyrl.stages.models.policy import PolicyInfo, policy_digest, write_info
 
     dtype = torch.float32 if bench.cpu else torch.bfloat16
     device = "cpu"

@@ -4,8 +4,7 @@ The estimator sees the rewards of a group's trajectories, each once, however man
 has. Rows that are not kept stay in the shards with a reason and null advantages.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,30 +12,37 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from nanoskyrl.algos.estimators.base import Batch, Estimates, Estimator, has_spread
-from nanoskyrl.algos.shaping import first_groups, groups_with_spread, is_overlong, overlong_punishment
+from nanoskyrl.algos.estimators.base import Estimator
 from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import to_plain
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.manifest import Head, Manifest, read_manifest
-from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, mean
+from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.core.output import Output, open_output
-from nanoskyrl.stages.core.registry import lookup, plugin_errors
-from nanoskyrl.stages.core.rows import list_column, row_arrays
+from nanoskyrl.stages.core.registry import lookup
+from nanoskyrl.stages.core.rows import row_arrays
 from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import schema_of
+from nanoskyrl.stages.learning.advantage_columns import (
+    PASSED,
+    SUMMARY_COLUMNS,
+    Rows,
+    add_columns,
+    drop_reasons,
+    dropped_by_reason,
+    estimate,
+    rows_needed,
+    summary,
+)
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
-from nanoskyrl.stages.learning.kl_in_reward import FACT, coefficient, facts_of, penalties
-from nanoskyrl.stages.learning.trajectories import Episode, Episodes, batch_of, estimates_by_row, gather
+from nanoskyrl.stages.learning.kl_in_reward import FACT, coefficient, facts_of
+from nanoskyrl.stages.learning.trajectories import gather
 from nanoskyrl.stages.models.policy import check_critic, critic_digest, policy_digest
 from nanoskyrl.stages.models.vocabulary import check_token_ids
 
 if TYPE_CHECKING:
     from nanoskyrl.stages.learning.model_columns import Passes, Wanted
-
-PASSED = ("old_logprobs", "ref_logprobs", "values")
-Rows = list[np.ndarray | None]
 
 
 def advantage(
@@ -188,15 +194,10 @@ def advantage_columns(
 
         wanted = Wanted(policy=models.policy, reference=models.reference, **{name: name in asks for name in PASSED})
         with watch("passes"):
-            needed = _rows_needed(episodes, reasons, config)
+            needed = rows_needed(episodes, reasons, config)
             passed = _passes(tables, out, needed, models.passes or _fresh_passes(), wanted, config)
     with watch("estimate"):
         return estimate(episodes, reasons, passed, config, estimator)
-
-
-def dropped_by_reason(table: pa.Table) -> Mapping[str, int]:
-    """Return how many rows are not kept, by reason."""
-    return Counter(reason for reason in table.column("drop_reason").to_pylist() if reason is not None)
 
 
 def _estimator(name: str) -> Estimator:
@@ -272,63 +273,16 @@ def _fresh_passes() -> "Passes":
     return Passes(Learner())
 
 
-def drop_reasons(episodes: Episodes, config: AdvantageConfig) -> list[str | None]:
-    """Return why each trajectory is left out, None where it is kept.
-
-    Raises:
-        SettingsError: a group has one scored member, under `singleton = error`.
-    """
-    groups, metrics = [e.group for e in episodes], [e.metric for e in episodes]
-    scored = Counter(e.group for e in episodes if e.reward is not None)
-    if config.singleton == "error" and (alone := next((g for g in groups if scored[g] == 1), None)) is not None:
-        raise SettingsError(
-            f"group `{alone}` has one scored trajectory",
-            hint="Raise `rollout.n_samples_per_prompt`, or allow it with `advantage.singleton`",
-        )
-    spread = groups_with_spread(groups, metrics)
-    first = first_groups(groups, spread, config.max_groups)
-
-    def reason(episode: Episode) -> str | None:
-        if not episode.trainable:
-            return "untrainable"
-        if episode.failed:
-            return "failed"
-        if episode.reward is None:
-            return "unscored"
-        if config.overlong_filter and is_overlong(episode.stop_reason):
-            return "overlong"
-        if scored[episode.group] == 1 and config.singleton == "drop":
-            return "singleton"
-        if config.drop_zero_variance and scored[episode.group] > 1 and episode.group not in spread:
-            return "zero_variance"
-        if config.max_groups is not None and episode.group in spread and episode.group not in first:
-            return "surplus"
-        return None
-
-    return [reason(episode) for episode in episodes]
-
-
-def _rows_needed(episodes: Episodes, reasons: Sequence[str | None], config: AdvantageConfig) -> set[int]:
-    """Return the rows that models are asked about: those kept, and those whose penalty enters their group's mean."""
-    return {
-        row
-        for episode, reason in zip(episodes, reasons, strict=True)
-        if reason is None or (config.use_kl_in_reward and reason == "overlong")
-        for row in episode.rows
-    }
-
-
 def _passes(
     tables: Sequence[pa.Table], out: Output | None, needed: set[int], passes: "Passes", wanted: "Wanted",
     config: AdvantageConfig,
 ) -> dict[str, Rows]:  # fmt: skip
     """Return the columns that models give, row by row; parts in place already hold theirs."""
-    found: dict[str, Rows] = {name: [] for name in PASSED if getattr(wanted, name)}
-    found["rollout_logprobs"] = []
+    asked = [name for name in PASSED if getattr(wanted, name)]
+    found: dict[str, Rows] = {name: [] for name in (*asked, "rollout_logprobs")}
     for index, table in enumerate(tables):
         start = len(found["rollout_logprobs"])
         found["rollout_logprobs"] += row_arrays(table.column("rollout_logprobs"))
-        made: Mapping[str, Rows]
         if out is not None and out.has_part(index) and not config.use_kl_in_reward:
             there = read_part(out.directory / part_name(index), columns=PASSED)
             made = {name: row_arrays(there.column(name)) for name in PASSED}
@@ -336,9 +290,8 @@ def _passes(
             rows_of = [row for row in range(table.num_rows) if start + row in needed]
             columns = passes.columns(table.take(rows_of), wanted, config.max_tokens_per_micro_batch) if rows_of else {}
             made = {name: _scattered(numbers, rows_of, table.num_rows) for name, numbers in columns.items()}
-        for name in PASSED:
-            if name in found:
-                found[name] += made.get(name) or [None] * table.num_rows
+        for name in asked:
+            found[name] += made.get(name) or [None] * table.num_rows
     return found
 
 
@@ -347,134 +300,5 @@ def _rows_of(tables: Sequence[pa.Table], name: str) -> list[Any]:
 
 
 def _scattered(numbers: Sequence[np.ndarray], places: Sequence[int], count: int) -> Rows:
-    found: Rows = [None] * count
-    for place, row in zip(places, numbers, strict=True):
-        found[place] = row
-    return found
-
-
-def estimate(
-    episodes: Episodes,
-    reasons: Sequence[str | None],
-    passed: Mapping[str, Rows],
-    config: AdvantageConfig,
-    estimator: Estimator,
-) -> dict[str, list[Any]]:
-    """Return the columns of `advantage`, one value a row of the whole batch."""
-    kept = [reason is None for reason in reasons]
-    found = penalties(passed, episodes.masks, config, _rows_needed(episodes, reasons, config))
-    rewards = [_shaped(episode, config) for episode in episodes]
-    joined = [None if found is None else episodes.joined(episode, found) for episode in episodes]
-    totals = [
-        None if reward is None else reward - (0.0 if penalty is None else float(penalty.sum()))
-        for reward, penalty in zip(rewards, joined, strict=True)
-    ]
-    # A penalty falls on its own token where the estimator knows tokens, else on the whole.
-    batch = batch_of(
-        episodes, rewards if estimator.by_token else totals, kept,
-        penalties=found if estimator.by_token else None, values=passed.get("values"),
-    )  # fmt: skip
-    with plugin_errors(f"estimator `{estimator.name}`"):
-        estimates = checked_estimates(estimator.estimate(batch, config), batch)
-    advantages, returns = estimates_by_row(episodes, estimates)
-    rows = len(episodes.masks)
-    columns: dict[str, list[Any]] = {
-        "shaped_reward": [None] * rows, "kept": [False] * rows, "drop_reason": [None] * rows,
-        "advantages": advantages, "returns": returns,
-        **{name: list(passed.get(name) or [None] * rows) for name in PASSED},
-    }  # fmt: skip
-    for episode, reason, total in zip(episodes, reasons, totals, strict=True):
-        for row in episode.rows:
-            columns["shaped_reward"][row] = total
-            columns["kept"][row], columns["drop_reason"][row] = reason is None, reason
-            if reason is not None:
-                for name in ("advantages", "returns", *PASSED):
-                    columns[name][row] = None
-    return columns
-
-
-def checked_estimates(found: Any, batch: Batch) -> Estimates:
-    """Return what an estimator said, if it is what one says.
-
-    Raises:
-        TypeError, ValueError: it is something else, of another length, or not finite.
-    """
-    if not isinstance(found, Estimates):
-        raise TypeError(f"it returned {type(found).__name__}, not Estimates")
-    for name, rows in (("advantages", found.advantages), ("returns", found.returns)):
-        if rows is None and name == "returns":
-            continue
-        if not isinstance(rows, list) or len(rows) != len(batch.masks):
-            raise ValueError(f"its {name} are not a list of {len(batch.masks)} arrays, one a trajectory")
-        for row, mask, reward in zip(rows, batch.masks, batch.rewards, strict=True):
-            if row is None and (reward is None or not mask.any()):
-                continue
-            if not isinstance(row, np.ndarray) or row.shape != mask.shape:
-                raise ValueError(f"its {name} of a trajectory of {len(mask)} tokens are no array of that length")
-            if not np.isfinite(row).all():
-                raise ValueError(f"its {name} hold NaN or infinity")
-            if (row[mask == 0] != 0).any():
-                raise ValueError(f"its {name} are not 0 where nothing is trained")
-    return found
-
-
-def _shaped(episode: Episode, config: AdvantageConfig) -> float | None:
-    if episode.reward is None or not config.overlong_buffer_length:
-        return episode.reward
-    if episode.longest_turn is None:  # without tokens it is not trained on, and there is no length to punish
-        return None
-    assert config.overlong_max_length is not None
-    return episode.reward + overlong_punishment(
-        episode.longest_turn, max_length=config.overlong_max_length,
-        buffer_length=config.overlong_buffer_length, factor=config.overlong_factor,
-    )  # fmt: skip
-
-
-def add_columns(table: pa.Table, columns: Mapping[str, Sequence[Any]]) -> pa.Table:
-    """Return a scored table with the columns of `advantage`."""
-    schema = schema_of("advantage")
-
-    def array(name: str) -> pa.Array | pa.ChunkedArray:
-        if name not in columns:
-            return table.column(name)
-        of = schema.field(name).type
-        if pa.types.is_list(of):
-            rows = [None if row is None else np.asarray(row, np.float32) for row in columns[name]]
-            return list_column(rows, of.value_type)
-        return pa.array(columns[name], of)
-
-    return pa.Table.from_arrays([array(name) for name in schema.names], schema=schema)
-
-
-SUMMARY_COLUMNS = ("kept", "drop_reason", "advantages", "is_last_step", "group_id", "reward", "shaped_reward")
-
-
-def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:
-    """Return the numbers of a table of advantages."""
-    kept = rows = 0
-    reasons: Counter[str] = Counter()
-    magnitudes: list[float] = []
-    shaped: list[float] = []
-    groups: dict[str, list[float]] = {}
-    for table in tables:
-        rows += table.num_rows
-        kept += sum(table.column("kept").to_pylist())
-        reasons.update(dropped_by_reason(table))
-        values = [row for row in row_arrays(table.column("advantages")) if row is not None and len(row)]
-        magnitudes += [float(np.abs(row).max()) for row in values]
-        last = table.filter(table.column("is_last_step"))
-        shaped += [value for value in last.column("shaped_reward").to_pylist() if value is not None]
-        for group, reward in zip(last.column("group_id").to_pylist(), last.column("reward").to_pylist(), strict=True):
-            if reward is not None:
-                groups.setdefault(group, []).append(reward)
-    return {
-        "advantage/rows": rows,
-        "advantage/kept": kept,
-        "advantage/abs/mean": mean(magnitudes),
-        "advantage/shaped_reward/mean": mean(shaped),
-        "advantage/zero_variance_groups": mean(
-            float(not has_spread(group)) for group in groups.values() if len(group) > 1
-        ),
-        "advantage/singleton_groups": sum(len(group) == 1 for group in groups.values()),
-        **{f"advantage/dropped/{reason}": count for reason, count in sorted(reasons.items())},
-    }
+    by_place = dict(zip(places, numbers, strict=True))
+    return [by_place.get(place) for place in range(count)]

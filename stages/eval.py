@@ -29,10 +29,12 @@ from nanoskyrl.stages.core.rows import from_table, to_table, withheld
 from nanoskyrl.stages.core.shards import read_part
 from nanoskyrl.stages.core.storage import is_local, make_directory, write_whole
 from nanoskyrl.stages.core.trajectory import Trajectory
-from nanoskyrl.stages.engines.base import UNREACHABLE, AsyncEngine, Engine, TokenEngine, make_engine
+from nanoskyrl.stages.engines.base import UNREACHABLE, AsyncEngine, Engine, make_engine
 from nanoskyrl.stages.engines.openai import OpenaiEngine
+from nanoskyrl.stages.engines.rollout_parts import failed, in_parts, load_policy
+from nanoskyrl.stages.engines.task_order import tasks_in
 from nanoskyrl.stages.models.policy import model_name
-from nanoskyrl.stages.rollout import ROWS_PER_PART, Plan, RolloutConfig, failed, files_of, prepare, run_parts, tasks_in
+from nanoskyrl.stages.rollout import ROWS_PER_PART, Plan, RolloutConfig, files_of, prepare, run_parts
 from nanoskyrl.stages.score import score_table, unjudged
 
 FILES = "_files"
@@ -222,21 +224,16 @@ def _fill(
     watch: Stopwatch,
 ) -> list[str]:
     """Write the parts that are missing, and return why attempts were not answered; their parts stay missing."""
-    n_samples = plan.config.n_samples_per_prompt
-    groups_per_part = -(-plan.config.rows_per_part // n_samples)
-    chunks = [plan.tasks[start : start + groups_per_part] for start in range(0, len(plan.tasks), groups_per_part)]
-    missing = {part: chunk for part, chunk in enumerate(chunks) if not out.has_part(part)}
+    config = plan.config
+    parts = in_parts(plan.tasks, config.rows_per_part, config.n_samples_per_prompt)
+    missing = {part: tasks for part, tasks in parts.items() if not out.has_part(part)}
     unanswered: list[str] = []
     if not missing:
         return unanswered
     made = engine is None
-    if engine is None:
-        engine = make_engine(plan.config.engine, plugin_config(settings, "engine", plan.config.engine))
+    engine = engine or make_engine(config.engine, plugin_config(settings, "engine", config.engine))
     try:
-        if isinstance(engine, TokenEngine):
-            if policy is None:
-                raise SettingsError(f"engine `{plan.config.engine}` needs a policy", hint="Name one with `--policy`")
-            engine.load(policy)
+        load_policy(engine, policy, config.engine, watch)
         if isinstance(engine, OpenaiEngine):
             engine.keep_replies(journal)
         for part, rows in run_parts(plan, missing, engine, policy, watch):

@@ -1,46 +1,43 @@
 """Stage `rollout`: a policy attempts tasks, and every token of it is written down.
 
-Tasks come from one seeded permutation of the environment's, with a cursor of
-step x train_batch_size: each is attempted once before any comes again. Further rounds of
-dynamic sampling have permutations of their own. A part holds whole groups, so a killed
-rollout goes on at the next part and ends with the same bytes.
+`engines/task_order.py` says which tasks a step attempts, and `engines/rollout_parts.py`
+plays them part by part. With dynamic sampling there are rounds of them, until enough
+groups have spread in success.
 """
 
-# pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
-# pyright: reportAttributeAccessIssue=false
-
-import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from nanoskyrl.envs.base import Environment, Task, check_task
 from nanoskyrl.envs.datasets import HUB
-from nanoskyrl.envs.graders.kinds import UNANSWERED
 from nanoskyrl.envs.memory import KINDS as MEMORIES
 from nanoskyrl.envs.memory import Memory
 from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain
-from nanoskyrl.stages.core.digests import canonical_json, derive_seed, digest_file, digest_text
-from nanoskyrl.stages.core.errors import InputError, SettingsError, check_words
+from nanoskyrl.stages.core.digests import digest_file, digest_text
+from nanoskyrl.stages.core.errors import SettingsError, check_words
 from nanoskyrl.stages.core.manifest import Head, Manifest
-from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, mean
+from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.core.output import open_output
 from nanoskyrl.stages.core.registry import lookup, plugin_errors
-from nanoskyrl.stages.core.rows import calls_to_json, from_table, to_table
-from nanoskyrl.stages.core.runs import version_of
+from nanoskyrl.stages.core.rows import from_table, to_table
 from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl.stages.core.trajectory import LOGPROBS_MODES, SPLITS, Trajectory
-from nanoskyrl.stages.engines.base import AsyncEngine, Engine, Sampling, TokenEngine, make_engine
-from nanoskyrl.stages.engines.concurrent_turns import play_concurrently, threads_for
-from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits, play
+from nanoskyrl.stages.engines.base import AsyncEngine, Engine, Sampling, make_engine
+from nanoskyrl.stages.engines.rollout_parts import (
+    SUMMARY_COLUMNS,
+    failed,
+    in_parts,
+    load_policy,
+    play_parts,
+    summary,
+)
+from nanoskyrl.stages.engines.task_order import TaskOrder, tasks_in
+from nanoskyrl.stages.engines.turns import Limits
 from nanoskyrl.stages.models.policy import policy_digest
 
 if TYPE_CHECKING:
@@ -53,6 +50,8 @@ LEAST_TEMPERATURE, LEAST_TOP_P = 1e-3, 1e-6
 """Below these, float32 can no longer tell the logits apart."""
 ROWS_PER_PART = 512
 TRAJECTORY_MODES = ("auto", "whole", "step")
+NO_LIMIT = 1 << 30
+"""Tokens; the engine's context ends before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,22 +220,15 @@ def tasks_of(environment: Environment, config: RolloutConfig, sampling_round: in
         SettingsError, InputError: the environment gives none, an unknown one is asked for, or there are too few.
     """
     with plugin_errors(f"environment `{config.env}`"):
-        chosen = choose_tasks(tasks_in(environment, config.split), config, sampling_round)
+        tasks = tasks_in(environment, config.split)
+        chosen = _order(config).choose(tasks, config.train_batch_size, config.tasks, sampling_round)
         for task in chosen:
             check_task(task)
     return chosen
 
 
-def tasks_in(environment: Environment, split: str) -> Sequence[Task]:
-    """Return all tasks of a split.
-
-    Raises:
-        TypeError: the environment returned no sequence.
-    """
-    tasks = environment.tasks(split)
-    if not isinstance(tasks, Sequence):
-        raise TypeError(f"tasks() returned {type(tasks).__name__}, no sequence")
-    return tasks
+def _order(config: RolloutConfig) -> TaskOrder:
+    return TaskOrder(seed=config.seed, step=config.step, env=config.env, split=config.split)
 
 
 def without_places(config: Any) -> dict[str, Any]:
@@ -247,46 +239,12 @@ def without_places(config: Any) -> dict[str, Any]:
 
 def files_of(config: Any) -> dict[str, str]:
     """Return the digest of every file that the settings name."""
-    named = {key: value for key, value in to_plain(config).items() if key in FILES and value is not None}
     # What the hub holds under a name is told by its revision, which is part of the name.
     return {
         key: digest_text(value) if value.startswith(HUB) else digest_file(as_path(value))
-        for key, value in named.items()
+        for key, value in to_plain(config).items()
+        if key in FILES and value is not None
     }
-
-
-def choose_tasks(tasks: Sequence[Task], config: RolloutConfig, sampling_round: int = 0) -> list[Task]:
-    """Return the tasks of a step: those named, or the next of the run's permutation; each round has one of its own."""
-    if config.tasks:
-        by_id = {task.task_id: task for task in tasks}
-        for task_id in config.tasks:
-            if task_id not in by_id:
-                raise InputError(
-                    f"{config.env} has no task `{task_id}` in split {config.split}",
-                    hint=f"For instance `{next(iter(by_id), '')}`",
-                )
-        return [by_id[task_id] for task_id in config.tasks]
-    if not tasks:
-        raise InputError(f"{config.env} has no tasks in split {config.split}", hint="Give it at least one")
-    count = config.train_batch_size
-    if count > len(tasks):
-        raise SettingsError(
-            f"`rollout.train_batch_size` is {count}, but {config.env} has {len(tasks)} tasks in split {config.split}",
-            hint=f"Lower it with `--train-batch-size {len(tasks)}`, or give more tasks",
-        )
-    # One permutation, gone through again and again: a batch never holds a task twice.
-    order = permutation(len(tasks), config.seed, config.env, config.split, sampling_round)
-    start = config.step * count
-    return [tasks[order[(start + i) % len(order)]] for i in range(count)]
-
-
-@cache
-def permutation(count: int, seed: int, env: str, split: str, sampling_round: int = 0) -> list[int]:
-    """Return the order in which a run goes through so many tasks."""
-    order = list(range(count))
-    rounds = (sampling_round,) if sampling_round else ()
-    random.Random(derive_seed(seed, "tasks", env, split, *rounds)).shuffle(order)
-    return order
 
 
 def rollout(
@@ -321,24 +279,20 @@ def rollout(
             return out.manifest
         tasks, rounds, index, spread = plan.tasks, 0, 0, 0
         scorer = _scorer(plan.environment, settings) if config.dynamic_sampling else None
-        groups_per_part = -(-config.rows_per_part // config.n_samples_per_prompt)
         while True:
-            chunks = [tasks[start : start + groups_per_part] for start in range(0, len(tasks), groups_per_part)]
-            missing = {i: chunk for i, chunk in enumerate(chunks, index) if not out.has_part(i)}
+            parts = in_parts(tasks, config.rows_per_part, config.n_samples_per_prompt, index)
+            missing = {i: part for i, part in parts.items() if not out.has_part(i)}
             if missing:
-                if engine is None:
-                    engine = make_engine(config.engine, plugin_config(settings, "engine", config.engine))
-                if isinstance(engine, TokenEngine):
-                    with watch("load"):
-                        engine.load(_needed(policy, config))
+                engine = engine or make_engine(config.engine, plugin_config(settings, "engine", config.engine))
+                load_policy(engine, policy, config.engine, watch)
                 for i, rows in run_parts(plan, missing, engine, policy, watch, rounds):
                     with watch("write"):
                         out.write_part(i, to_table(rows))
             if scorer is not None:
                 with watch("score"):
-                    for i in range(index, index + len(chunks)):
+                    for i in parts:
                         spread += _groups_with_spread(output / part_name(i), scorer)
-            index += len(chunks)
+            index += len(parts)
             rounds += 1
             if scorer is None or spread >= len(plan.tasks) or rounds >= config.max_sample_batches:
                 break
@@ -374,18 +328,6 @@ def _groups_with_spread(part: Path, scorer: "Scorer") -> int:
     return len(groups_with_spread([row.group_id for row in last], metrics))
 
 
-def failed(table: pa.Table) -> dict[str, int]:
-    """Return how many rows failed, if any."""
-    count = sum(status == "failed" for status in table.column("status").to_pylist())
-    return {"failed": count} if count else {}
-
-
-def _needed(policy: Path | None, config: RolloutConfig) -> Path:
-    if policy is None:
-        raise SettingsError(f"engine `{config.engine}` needs a policy", hint="Name one with `--policy`")
-    return policy
-
-
 def run_parts(
     plan: Plan,
     parts: Mapping[int, Sequence[Task]],
@@ -394,87 +336,41 @@ def run_parts(
     watch: Stopwatch,
     sampling_round: int = 0,
 ) -> Iterator[tuple[int, list[Trajectory]]]:
-    """Yield each part's index and trajectories, group after group; an asynchronous engine may end a later one first."""
-    config = plan.config
-    sampling = Sampling(
-        temperature=config.temperature, top_p=config.top_p, top_k=config.top_k, logprobs_mode=config.logprobs_mode,
-        stop_strings=config.stop_strings,
-    )  # fmt: skip
+    """Yield each part's index and trajectories, group after group; an asynchronous engine may end a later one first.
+
+    Raises:
+        SettingsError: the engine takes no stop strings, and there are some.
+    """
+    config, order = plan.config, _order(plan.config)
     if config.stop_strings and not engine.takes_stop_strings:
         raise SettingsError(
             f"engine `{config.engine}` takes no `rollout.stop_strings`",
             hint="Leave them out, or use engine hf or openai",
         )
-    context = engine.context_length if isinstance(engine, TokenEngine) else 1 << 30
-    limits = Limits(
-        max_turns=config.max_turns,
-        max_generate_length=config.max_generate_length,
-        max_input_length=min(config.max_input_length or context, context),
-        max_sequence_length=min(config.max_sequence_length or context, context),
-    )
-    memory = Memory(kind=config.memory, turns=config.memory_turns)
-    rewritten = isinstance(engine, TokenEngine) and (config.memory != "full" or not engine.renderer.keeps_prefix)
-    stepwise = config.trajectory_mode == "step" or (config.trajectory_mode == "auto" and rewritten)
-    begins = {
+    attempts = {
         index: [
-            partial(
-                Attempt, task, identity, plan.environment, engine, sampling, limits, stepwise=stepwise, memory=memory
-            )
+            (task, identity)
             for task in tasks
-            for identity in _identities(plan, task, policy, sampling_round)
+            for identity in order.identities(
+                task, config.n_samples_per_prompt, policy, plan.head.policy, sampling_round
+            )
         ]
         for index, tasks in parts.items()
     }
-    if isinstance(engine, AsyncEngine):
-        names = list(begins)
-        threads = threads_for(plan.environment)
-        for place, attempts in play_concurrently(list(begins.values()), engine, sampling, watch, threads=threads):
-            yield names[place], [row for attempt in attempts for row in attempt.rows()]
-        return
-    for index, begin in begins.items():
-        with watch("env"):
-            attempts = [make() for make in begin]
-        play(attempts, engine, sampling, watch)
-        yield index, [row for attempt in attempts for row in attempt.rows()]
-
-
-def _identities(plan: Plan, task: Task, policy: Path | None, sampling_round: int) -> Iterator[Identity]:
-    config = plan.config
-    whose = canonical_json([config.seed, config.step, config.env, config.split, task.task_id, sampling_round])
-    group_id = digest_text(f"group {whose}")[:16]
-    for sample in range(config.n_samples_per_prompt):
-        trajectory = digest_text(f"trajectory {whose} {sample}")
-        yield Identity(
-            trajectory_id=trajectory[:32],
-            group_id=group_id,
-            sample=sample,
-            env=config.env,
-            seed=int(trajectory[32:48], 16) >> 1,
-            policy_version=version_of(policy) if policy else None,
-            policy_digest=plan.head.policy,
-        )
-
-
-SUMMARY_COLUMNS = ("stop_reason", "completion_tokens", "turns")
-
-
-def summary(tables: Iterator[pa.Table]) -> dict[str, Value]:
-    """Return the numbers of a rollout: counts, lengths, turns, and how the attempts ended."""
-    reasons: Counter[str] = Counter()
-    rows, tokens, turns, calls = 0, [], [], 0
-    no_calls = {calls_to_json([]), calls_to_json([UNANSWERED])}
-    for table in tables:
-        reasons.update(table.column("stop_reason").to_pylist())
-        rows += table.num_rows
-        tokens += [count for count in table.column("completion_tokens").to_pylist() if count is not None]
-        turns += pc.list_value_length(table.column("turns")).to_pylist()
-        flat = table.column("turns").combine_chunks().flatten()
-        calls += sum(text not in no_calls for text in flat.field("tool_calls").to_pylist())
-    return {
-        "rollout/rows": rows,
-        "rollout/response_tokens/mean": mean(tokens),
-        "rollout/response_tokens/total": sum(tokens) if tokens else None,
-        "rollout/turns/mean": mean(turns),
-        "rollout/turns_with_tool_calls": calls,
-        **{f"rollout/stop_reason/{reason}": count for reason, count in sorted(reasons.items())},
-    }
+    return play_parts(
+        attempts,
+        plan.environment,
+        engine,
+        Sampling(
+            temperature=config.temperature, top_p=config.top_p, top_k=config.top_k,
+            logprobs_mode=config.logprobs_mode, stop_strings=config.stop_strings,
+        ),
+        Limits(
+            max_turns=config.max_turns, max_generate_length=config.max_generate_length,
+            max_input_length=config.max_input_length or NO_LIMIT,
+            max_sequence_length=config.max_sequence_length or NO_LIMIT,
+        ),
+        watch,
+        memory=Memory(kind=config.memory, turns=config.memory_turns),
+        trajectory_mode=config.trajectory_mode,
+    )  # fmt: skip

@@ -1,6 +1,7 @@
-"""Advantage estimators: from the rewards of a batch's trajectories to a number for every trained token.
+"""What an advantage estimator is, and what estimators share.
 
-A reward of None was never given; it enters no mean, and its advantage is None. A group
+It goes from the rewards of a batch's trajectories to a number for every trained token. A
+reward of None was never given; it enters no mean, and its advantage is None. A group
 whose rewards are all alike gives exactly 0, whatever rounding says of its variance.
 Tokens that are not trained take part in no recursion and no mean.
 """
@@ -11,12 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nanoskyrl.algos.estimators.returns import discounted_returns, gae, whiten
 from nanoskyrl.stages.core.errors import SettingsError, check_words
 
 ZERO_SPREAD = 1e-6
 """Rewards closer than this, relative to the largest, are equal: twelve times 0.7 has a variance only by rounding."""
 SINGLETON = ("zero", "drop", "raw", "error")
+Numbers = list[float | None]
+"""One a trajectory; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class EstimatorConfig:
     """What is taken off the count in the variance of whitened advantages: 1 is Bessel's correction."""
 
     def __post_init__(self) -> None:
-        """Refuse amounts that cannot be meant."""
+        """Refuse invalid amounts."""
         check_words("advantage", self, singleton=SINGLETON)
         for name in ("eps", "gamma", "lambd"):
             if not 0 <= getattr(self, name) <= 1:
@@ -72,7 +74,7 @@ class Estimates:
     advantages: list[np.ndarray | None]
     """[T] 0 on tokens that are not trained."""
     returns: list[np.ndarray | None] | None = None
-    """[T] what the critic is to foretell, or what was discounted; None: the estimator has none."""
+    """[T] what the critic is to predict, or what was discounted; None: the estimator has none."""
 
 
 Estimate = Callable[[Batch, EstimatorConfig], Estimates]
@@ -96,14 +98,14 @@ def has_spread(rewards: Sequence[float], tolerance: float = ZERO_SPREAD) -> bool
 
 
 def group_normalized(
-    rewards: Sequence[float | None],
+    rewards: Numbers,
     *,
     eps: float = 1e-6,
     divide_by_std: bool = True,
     ddof: int = 1,
     singleton: str = "zero",
     tolerance: float = ZERO_SPREAD,
-) -> list[float | None]:
+) -> Numbers:
     """Return (reward - mean) / (std + eps) over the scored members of a group.
 
     DeepSeekMath, arXiv 2402.03300.
@@ -125,65 +127,22 @@ def group_normalized(
     if not has_spread(scored, tolerance):
         return [None if reward is None else 0.0 for reward in rewards]
     mean = math.fsum(scored) / len(scored)
-    scale = 1 / (_std(scored, ddof) + eps) if divide_by_std else 1.0
+    scale = 1 / (std(scored, ddof) + eps) if divide_by_std else 1.0
     return [None if reward is None else (reward - mean) * scale for reward in rewards]
 
 
-def leave_one_out(rewards: Sequence[float | None], *, singleton: str = "zero") -> list[float | None]:
-    """Return each reward minus the mean of its siblings'; RLOO, arXiv 2402.14740.
-
-    Returns:
-        One advantage a member: None where the reward is None; 0, or the reward itself, for a group of one.
-    """
-    scored = [reward for reward in rewards if reward is not None]
-    centred = group_normalized(rewards, divide_by_std=False, singleton=singleton)
-    if len(scored) < 2:
-        return centred
-    return [None if value is None else value * len(scored) / (len(scored) - 1) for value in centred]
-
-
-def mean_normalized(
-    rewards: Sequence[float | None], *, eps: float = 1e-6, singleton: str = "zero"
-) -> list[float | None]:
-    """Return (reward - mean) / (mean + eps) over the scored members of a group; MaxRL, arXiv 2602.02710.
-
-    With rewards of 0 and 1 the mean is the share of successes, and the gradient on average that of its logarithm.
-
-    Args:
-        rewards: of one group, 0 or more; None where there is none.
-        eps: added to the mean.
-        singleton: raw gives a group of one its reward, anything else 0.
-
-    Returns:
-        One advantage a member: None where the reward is None; 0 for a group without spread.
-
-    Raises:
-        SettingsError: a reward is negative, and the mean could be 0, or turn every sign round.
-    """
-    scored = [reward for reward in rewards if reward is not None]
-    if min(scored, default=0.0) < 0:
-        raise SettingsError(
-            f"`maxrl` divides by a group's mean reward, and a reward is {min(scored):g}",
-            hint="Give rewards of 0 or more, without a punishment or a KL in them, or take another estimator",
-        )
-    centred = group_normalized(rewards, divide_by_std=False, singleton=singleton)
-    if len(scored) < 2:
-        return centred
-    scale = 1 / (math.fsum(scored) / len(scored) + eps)
-    return [None if value is None else value * scale for value in centred]
-
-
-def _std(values: Sequence[float], ddof: int) -> float:
+def std(values: Sequence[float], ddof: int) -> float:
+    """Return the standard deviation of numbers, with ddof taken off their count."""
     mean = math.fsum(values) / len(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - ddof))
 
 
-def by_group(batch: Batch, of_group: Callable[[list[float | None]], list[float | None]]) -> list[float | None]:
+def by_group(batch: Batch, of_group: Callable[[Numbers], Numbers]) -> Numbers:
     """Return one number a trajectory, from a function of one group's rewards."""
     members: dict[str, list[int]] = {}
     for index, group in enumerate(batch.groups):
         members.setdefault(group, []).append(index)
-    found: list[float | None] = [None] * len(batch.groups)
+    found: Numbers = [None] * len(batch.groups)
     for indices in members.values():
         for index, value in zip(indices, of_group([batch.rewards[i] for i in indices]), strict=True):
             found[index] = value
@@ -198,75 +157,32 @@ def on_tokens(batch: Batch, values: Sequence[float | None]) -> list[np.ndarray |
     ]
 
 
-def _grpo(batch: Batch, config: EstimatorConfig) -> Estimates:
-    values = by_group(
-        batch,
-        lambda of: group_normalized(of, eps=config.eps, ddof=config.std_ddof, singleton=config.singleton),
+def centred(batch: Batch, config: EstimatorConfig) -> Numbers:
+    """Return each trajectory's reward less the mean of its group's."""
+    return by_group(batch, lambda rewards: group_normalized(rewards, divide_by_std=False, singleton=config.singleton))
+
+
+def group_estimator(name: str, of_group: Callable[[Numbers, EstimatorConfig], Numbers]) -> Estimator:
+    """Return an estimator that sees the rewards of one group at a time, and gives a trajectory's tokens one number."""
+    return Estimator(
+        name=name,
+        estimate=lambda batch, config: Estimates(on_tokens(batch, by_group(batch, lambda of: of_group(of, config)))),
     )
-    return Estimates(on_tokens(batch, values))
-
-
-def _dr_grpo(batch: Batch, config: EstimatorConfig) -> Estimates:
-    values = by_group(batch, lambda of: group_normalized(of, divide_by_std=False, singleton=config.singleton))
-    return Estimates(on_tokens(batch, values))
-
-
-def _rloo(batch: Batch, config: EstimatorConfig) -> Estimates:
-    return Estimates(on_tokens(batch, by_group(batch, lambda of: leave_one_out(of, singleton=config.singleton))))
-
-
-def _batch_std(batch: Batch, config: EstimatorConfig) -> Estimates:
-    """Centre on the group's mean, divide by the deviation of all rewards of the batch; Lite PPO, arXiv 2508.08221."""
-    scored = [reward for reward in batch.rewards if reward is not None]
-    scale = 1 / (_std(scored, config.std_ddof) + config.eps) if has_spread(scored) else 0.0
-    centred = by_group(batch, lambda of: group_normalized(of, divide_by_std=False, singleton=config.singleton))
-    return Estimates(on_tokens(batch, [None if value is None else value * scale for value in centred]))
-
-
-def _maxrl(batch: Batch, config: EstimatorConfig) -> Estimates:
-    values = by_group(batch, lambda of: mean_normalized(of, eps=config.eps, singleton=config.singleton))
-    return Estimates(on_tokens(batch, values))
 
 
 def token_rewards(batch: Batch) -> list[np.ndarray | None]:
     """Return rewards by token: the trajectory's on its last trained token, less the penalties on their own."""
-    found: list[np.ndarray | None] = []
-    for reward, mask, penalty in zip(batch.rewards, batch.masks, batch.penalties, strict=True):
-        if reward is None:
-            found.append(None)
-            continue
-        rewards = np.zeros(len(mask))
-        trained = np.flatnonzero(mask)
-        if penalty is not None:
-            rewards[trained] -= penalty[trained]
-        if len(trained):
-            rewards[trained[-1]] += reward
-        found.append(rewards)
-    return found
+    return [
+        None if reward is None else _by_token(reward, mask, penalty)
+        for reward, mask, penalty in zip(batch.rewards, batch.masks, batch.penalties, strict=True)
+    ]
 
 
-def _gae(batch: Batch, config: EstimatorConfig) -> Estimates:
-    if any(reward is not None and value is None for reward, value in zip(batch.rewards, batch.values, strict=True)):
-        raise SettingsError("`gae` needs the values of a critic", hint="Run `skyrl advantage --algo ppo`")
-    raw, returns = gae(token_rewards(batch), batch.values, batch.masks, gamma=config.gamma, lambd=config.lambd)
-    return Estimates(whiten(raw, batch.masks, ddof=config.whiten_ddof), returns)
-
-
-def _reinforce_pp(batch: Batch, config: EstimatorConfig) -> Estimates:
-    returns = discounted_returns(token_rewards(batch), batch.masks, gamma=config.gamma)
-    return Estimates(whiten(returns, batch.masks, ddof=config.whiten_ddof), returns)
-
-
-def _reinforce_pp_baseline(batch: Batch, config: EstimatorConfig) -> Estimates:
-    centred = by_group(batch, lambda of: group_normalized(of, divide_by_std=False, singleton=config.singleton))
-    return Estimates(whiten(on_tokens(batch, centred), batch.masks, ddof=config.whiten_ddof))
-
-
-GRPO = Estimator(name="grpo", estimate=_grpo)
-DR_GRPO = Estimator(name="dr_grpo", estimate=_dr_grpo)
-RLOO = Estimator(name="rloo", estimate=_rloo)
-BATCH_STD = Estimator(name="batch_std", estimate=_batch_std)
-MAXRL = Estimator(name="maxrl", estimate=_maxrl)
-GAE = Estimator(name="gae", estimate=_gae, needs_values=True, by_token=True)
-REINFORCE_PP = Estimator(name="reinforce_pp", estimate=_reinforce_pp, by_token=True)
-REINFORCE_PP_BASELINE = Estimator(name="reinforce_pp_baseline", estimate=_reinforce_pp_baseline)
+def _by_token(reward: float, mask: np.ndarray, penalty: np.ndarray | None) -> np.ndarray:
+    rewards = np.zeros(len(mask))
+    trained = np.flatnonzero(mask)
+    if penalty is not None:
+        rewards[trained] -= penalty[trained]
+    if len(trained):
+        rewards[trained[-1]] += reward
+    return rewards

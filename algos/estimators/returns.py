@@ -18,18 +18,14 @@ Ragged = Sequence[np.ndarray | None]
 def discounted_returns(rewards: Ragged, masks: Sequence[np.ndarray], *, gamma: float) -> list[np.ndarray | None]:
     """Return the discounted sum of rewards from each trained token on, 0 on others; REINFORCE++, arXiv 2501.03262.
 
+    It is the generalised advantage over a critic that says 0 of everything, with lambda 1.
+
     Args:
         rewards: [T] by token.
         masks: [T] nonzero on trained tokens.
         gamma: Discount from one trained token to the next.
     """
-    packed = _pack(rewards, masks)
-    running = np.zeros(len(packed))
-    found = np.zeros_like(packed)
-    for t in range(packed.shape[1] - 1, -1, -1):
-        running = packed[:, t] + gamma * running
-        found[:, t] = running
-    return _unpack(found, rewards, masks)
+    return gae(rewards, [np.zeros(len(mask)) for mask in masks], masks, gamma=gamma, lambd=1.0)[0]
 
 
 def gae(
@@ -49,16 +45,16 @@ def gae(
     Returns:
         Advantages [T], and returns [T] = advantages + values.
     """
-    packed, foretold = _pack(rewards, masks), _pack(values, masks)
+    packed, predicted = _pack(rewards, masks), _pack(values, masks)
     running, following = np.zeros(len(packed)), np.zeros(len(packed))
     found = np.zeros_like(packed)
     # Past a trajectory's end all is 0, and stays so.
     for t in range(packed.shape[1] - 1, -1, -1):
-        surprise = packed[:, t] + gamma * following - foretold[:, t]
+        surprise = packed[:, t] + gamma * following - predicted[:, t]
         running = surprise + gamma * lambd * running
-        following = foretold[:, t]
+        following = predicted[:, t]
         found[:, t] = running
-    return _unpack(found, rewards, masks), _unpack(found + foretold, rewards, masks)
+    return _unpack(found, rewards, masks), _unpack(found + predicted, rewards, masks)
 
 
 def whiten(
@@ -98,12 +94,13 @@ def _pack(rows: Ragged, masks: Sequence[np.ndarray]) -> np.ndarray:
 
 def _unpack(packed: np.ndarray, rows: Ragged, masks: Sequence[np.ndarray]) -> list[np.ndarray | None]:
     """Put packed numbers back on the tokens they belong to."""
-    found: list[np.ndarray | None] = []
-    for numbers, row, mask in zip(packed, rows, masks, strict=True):
-        if row is None:
-            found.append(None)
-            continue
-        line = np.zeros(len(mask))
-        line[mask != 0] = numbers[: np.count_nonzero(mask)]
-        found.append(line)
-    return found
+    return [
+        None if row is None else _on_trained(numbers, mask)
+        for numbers, row, mask in zip(packed, rows, masks, strict=True)
+    ]
+
+
+def _on_trained(numbers: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    line = np.zeros(len(mask))
+    line[mask != 0] = numbers[: np.count_nonzero(mask)]
+    return line

@@ -26,6 +26,7 @@ from nanoskyrl.envs.sandbox.base import Limits, full_python, run_python
 from nanoskyrl.stages.core.errors import SandboxError
 
 PASSED = "all tests pass"
+SCRIPT = ("process_wire.py", "two_process_tests.py")
 SHOWN = 60
 """Characters of a value that is refused."""
 
@@ -91,5 +92,5 @@ def run_tests(
 
 
 def source() -> str:
-    """Return the script that the sandbox runs."""
-    return Path(__file__).with_name("tests_apart.py").read_text(encoding="utf-8")
+    """Return the script that the sandbox runs, one text: nothing can be imported from the directory where it lies."""
+    return "\n\n".join(Path(__file__).with_name(name).read_text(encoding="utf-8") for name in SCRIPT)

@@ -67,14 +67,14 @@ ALGOS = {
 }
 
 ESTIMATORS = {
-    "grpo": "nanoskyrl.algos.estimators.base:GRPO",
-    "dr_grpo": "nanoskyrl.algos.estimators.base:DR_GRPO",
-    "rloo": "nanoskyrl.algos.estimators.base:RLOO",
-    "gae": "nanoskyrl.algos.estimators.base:GAE",
-    "reinforce_pp": "nanoskyrl.algos.estimators.base:REINFORCE_PP",
-    "reinforce_pp_baseline": "nanoskyrl.algos.estimators.base:REINFORCE_PP_BASELINE",
-    "batch_std": "nanoskyrl.algos.estimators.base:BATCH_STD",
-    "maxrl": "nanoskyrl.algos.estimators.base:MAXRL",
+    "grpo": "nanoskyrl.algos.estimators.grpo:GRPO",
+    "dr_grpo": "nanoskyrl.algos.estimators.dr_grpo:DR_GRPO",
+    "rloo": "nanoskyrl.algos.estimators.rloo:RLOO",
+    "gae": "nanoskyrl.algos.estimators.gae:GAE",
+    "reinforce_pp": "nanoskyrl.algos.estimators.reinforce_pp:REINFORCE_PP",
+    "reinforce_pp_baseline": "nanoskyrl.algos.estimators.reinforce_pp:REINFORCE_PP_BASELINE",
+    "batch_std": "nanoskyrl.algos.estimators.batch_std:BATCH_STD",
+    "maxrl": "nanoskyrl.algos.estimators.maxrl:MAXRL",
 }
 
 BUILTIN: Mapping[str, Mapping[str, str]] = {

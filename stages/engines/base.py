@@ -7,6 +7,7 @@ tokens, and their trajectories are for reading and scoring, marked untrainable.
 
 import asyncio
 import re
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
@@ -168,10 +169,22 @@ class AsyncEngine(ABC):
     """Attempts that are worth having alive at once."""
     trajectory_seconds: float | None = None
     """How long an attempt may take."""
+    _thread: threading.Thread | None = None
 
-    @abstractmethod
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         """Run a coroutine on the engine's event loop, in a thread of its own."""
+        if self._thread is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name=type(self).__name__, daemon=True)
+            self._thread.start()
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def stop_loop(self) -> None:
+        """End the thread; work submitted later begins another."""
+        if self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(5)
+            self._thread = None
 
     @abstractmethod
     def verify(self) -> None:

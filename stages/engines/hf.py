@@ -17,16 +17,9 @@ from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.engines.base import Generation, HfConfig, Request, Sampling, TokenEngine
 from nanoskyrl.stages.models.device import pick_device, pick_dtype
 from nanoskyrl.stages.models.kv_cache import empty_cache, forward, select_rows
+from nanoskyrl.stages.models.loading import check_vocabulary, load_model, load_tokenizer, stop_ids
 from nanoskyrl.stages.models.logprobs import sequence_logprobs
-from nanoskyrl.stages.models.policy import (
-    check_vocabulary,
-    frame_digest,
-    is_adapter,
-    load_model,
-    load_tokenizer,
-    policy_digest,
-    stop_ids,
-)
+from nanoskyrl.stages.models.policy import frame_digest, is_adapter, policy_digest
 from nanoskyrl.stages.models.rendering import Renderer
 
 COMPACT_BELOW = 0.75

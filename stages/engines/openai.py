@@ -10,19 +10,15 @@ import asyncio
 import contextlib
 import json
 import os
-import threading
-from collections.abc import Coroutine, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, ClassVar, TypeVar
+from typing import IO, Any, ClassVar
 
 from nanoskyrl.stages.core.digests import digest_json
 from nanoskyrl.stages.core.errors import EngineError, SettingsError, check_words
 from nanoskyrl.stages.engines.base import UNREACHABLE, ChatEngine, ChatRequest, Reply, Sampling
 from nanoskyrl.stages.engines.chat_wire import TOOL_MODES, text_of, to_wire
-
-T = TypeVar("T")
 
 SEED_BITS = (1 << 31) - 1
 """Some servers take seeds of 32 bits only."""
@@ -94,21 +90,12 @@ class OpenaiEngine(ChatEngine):
                 raise SettingsError(f"engine `openai` needs `openai.{name}`", hint=f"Name it with `{flag}`")
         self.config = config
         self.capacity = config.concurrency
-        self._loop = asyncio.new_event_loop()
-        self._thread: threading.Thread | None = None
         self._client: Any = None
         self._failures = 0
         self._last_failure = ""
         self._counts = {"requests": 0, "from_journal": 0, "unreachable": 0, "refused": 0}
         self._kept: dict[str, dict[str, Any]] = {}
         self._journal: IO[str] | None = None
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Run a coroutine on the engine's event loop, in a thread of its own."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._loop.run_forever, name="openai engine", daemon=True)
-            self._thread.start()
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def keep_replies(self, journal: Path | None) -> None:
         """Keep every reply in this file, and take those that it holds from there; None: keep none."""
@@ -224,14 +211,11 @@ class OpenaiEngine(ChatEngine):
     def close(self) -> None:
         """Close the connections."""
         self.keep_replies(None)
-        if self._thread is None:
-            return
         if self._client is not None:
             with contextlib.suppress(Exception):
                 self.submit(self._client.close()).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
-        self._thread, self._client = None, None
+            self._client = None
+        self.stop_loop()
 
 
 def _as_reply(answer: Any) -> Reply:

@@ -34,6 +34,7 @@ from nanoskyrl.stages.models.checkpointing import keep_less
 from nanoskyrl.stages.models.critic import Critic, load_critic, new_critic
 from nanoskyrl.stages.models.device import pick_device, pick_dtype
 from nanoskyrl.stages.models.kv_cache import without_wrapper
+from nanoskyrl.stages.models.loading import load_model
 from nanoskyrl.stages.models.logprobs import Head, TokenStatistics, sequence_logprobs
 from nanoskyrl.stages.models.packing import prepare_packing
 from nanoskyrl.stages.models.policy import (
@@ -43,7 +44,6 @@ from nanoskyrl.stages.models.policy import (
     critic_digest,
     find_base,
     is_adapter,
-    load_model,
     policy_digest,
     read_info,
     write_info,

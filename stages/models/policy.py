@@ -1,4 +1,4 @@
-"""Policies as directories: found by name, digested, published, loaded.
+"""Policies as directories: found by name, digested, described, published. `loading.py` makes models of them.
 
 A policy is a Hugging Face directory, or a PEFT adapter over the run's `policies/00000000`.
 Its digest covers weights, config and tokenizer, for an adapter also the base's digest.
@@ -8,27 +8,18 @@ log-probs that the trainer saw, by which `sync` proves that the weights arrived.
 
 import contextlib
 import json
-import logging
+import math
 import shutil
 import tempfile
-import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from nanoskyrl.stages.core.digests import digest_file, digest_json
 from nanoskyrl.stages.core.errors import InputError, NanoskyrlError, OutputError, did_you_mean
 from nanoskyrl.stages.core.storage import as_path, link_or_copy, make_directory, sync_directory, write_whole
-
-if TYPE_CHECKING:
-    import torch
-
-# peft calls transformers by the old name wherever it makes adapters; nobody here can mend that.
-warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
-# Whoever imports it, peft too, would be told which kernels it does not find on a CPU.
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 STARTER = "starter"
 STARTER_DIRECTORY = Path(__file__).parent / "starter_policy"
@@ -264,7 +255,7 @@ def find_base(adapter: Path) -> Path:
         InputError: no candidate has the digest that the adapter asks for.
     """
     wanted = read_info(adapter).base
-    with _reading(adapter / "adapter_config.json"):
+    with read_errors(adapter / "adapter_config.json"):
         named = str(json.loads((adapter / "adapter_config.json").read_bytes()).get("base_model_name_or_path") or "")
     candidates = [parent / "policies" / "00000000" for parent in adapter.resolve().parents]
     if named == STARTER or Path(named).is_dir() or named.count("/") == 1:
@@ -280,7 +271,7 @@ def find_base(adapter: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _reading(what: Path | str, hint: str = "Save it again with save_pretrained") -> Iterator[None]:
+def read_errors(what: Path | str, hint: str = "Save it again with save_pretrained") -> Iterator[None]:
     """Turn whatever a library raises over a policy's files into one error: they check with all kinds of exceptions."""
     try:
         yield
@@ -291,70 +282,6 @@ def _reading(what: Path | str, hint: str = "Save it again with save_pretrained")
         raise InputError(f"{name} does not load: {type(error).__name__}: {first_line(error)}", hint=hint) from error
 
 
-def load_tokenizer(path: Path) -> Any:
-    """Return the policy's tokenizer.
-
-    Raises:
-        InputError: its files cannot be read.
-    """
-    from transformers import AutoTokenizer
-
-    with _reading(f"the tokenizer of `{path}`"):
-        tokenizer: Any = AutoTokenizer.from_pretrained(path)
-        if not isinstance(tokenizer.model_max_length, int | float):
-            raise TypeError(f"model_max_length is {tokenizer.model_max_length!r}")
-    return tokenizer
-
-
-def load_model(path: Path, *, dtype: "torch.dtype", device: str, quantization: str | None = None) -> Any:
-    """Return the policy's model; for an adapter, the base with the adapter on it (a PeftModel).
-
-    Args:
-        path: The policy's directory.
-        dtype: Of the weights, or, where they are quantized, of what is computed with them.
-        device: Where it goes.
-        quantization: nf4 holds the base in 4 bits a weight; None: as it is.
-
-    Raises:
-        InputError: its files cannot be read.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    base = find_base(path) if is_adapter(path) else path
-    with _reading(base / "config.json", "Check it against the config of a model of its kind"):
-        config: Any = AutoConfig.from_pretrained(base)
-    context = getattr(config, "max_position_embeddings", 1)
-    if not isinstance(context, int) or context < 1:
-        raise InputError(
-            f"`{base / 'config.json'}` has max_position_embeddings {context!r}", hint="Give the model's context length"
-        )
-    with _reading(f"the model of `{base}`", "Check its config and weights, and its generation config"):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            base, dtype=dtype, output_loading_info=True, **(_quantized(dtype, device) if quantization else {})
-        )
-        model, loading = loaded
-    if missing := sorted(loading.get("missing_keys", ())):
-        raise InputError(f"policy `{base}` lacks the weights `{missing[0]}`", hint="Save the whole model there")
-    if is_adapter(path):
-        from peft import PeftModel
-
-        with _reading(f"the adapter `{path}`", "Check its config and weights, and that it belongs to this base"):
-            model = PeftModel.from_pretrained(model, str(path), is_trainable=True, autocast_adapter_dtype=False)
-    return model if quantization else cast(Any, model).to(device)
-
-
-def _quantized(dtype: "torch.dtype", device: str) -> dict[str, Any]:
-    """Return what makes transformers load weights in 4 bits, as QLoRA does."""
-    from transformers import BitsAndBytesConfig
-
-    settings = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
-    )
-    return {"quantization_config": settings, "device_map": {"": device}}
-
-
 def text_config(policy: Path) -> dict[str, Any]:
     """Return what config.json says of the language model, that of the base for an adapter.
 
@@ -362,7 +289,7 @@ def text_config(policy: Path) -> dict[str, Any]:
         InputError: it is not there, or cannot be read.
     """
     file = (find_base(policy) if is_adapter(policy) else policy) / "config.json"
-    with _reading(file, "Name a Hugging Face model directory"):
+    with read_errors(file, "Name a Hugging Face model directory"):
         whole = json.loads(file.read_bytes())
         return dict(whole.get("text_config") or whole)
 
@@ -374,45 +301,5 @@ def count_parameters(policy: Path) -> int:
         if path.suffix == ".safetensors":
             with path.open("rb") as file:
                 header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            for name, entry in header.items():
-                if name != "__metadata__":
-                    size = 1
-                    for length in entry["shape"]:
-                        size *= length
-                    total += size
+            total += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
     return total
-
-
-def check_vocabulary(path: Path, tokenizer: Any, embeddings: int) -> None:
-    """Raise InputError if the tokenizer writes tokens that the model does not embed."""
-    # Tokens added later may lie past the end unused: gemma-3-1b has one for images.
-    if tokenizer.vocab_size > embeddings:
-        raise InputError(
-            f"the tokenizer of `{path}` has {tokenizer.vocab_size} tokens, and its model embeds {embeddings}",
-            hint="Name a model with its own tokenizer, or resize the embeddings",
-        )
-
-
-def stop_ids(path: Path, tokenizer: Any, turn_end: int | None, embeddings: int) -> frozenset[int]:
-    """Return every token that ends a turn: the model's EOS ids, the tokenizer's, and the template's end of turn.
-
-    Raises:
-        InputError: the generation config cannot be read, or its EOS ids are no tokens of the model.
-    """
-    from transformers import GenerationConfig
-
-    found: set[int] = set()
-    base = find_base(path) if is_adapter(path) else path
-    file = base / "generation_config.json"
-    if file.is_file():
-        with _reading(file, "Mend it, or delete it"):
-            eos: Any = GenerationConfig.from_pretrained(base).eos_token_id
-        for token in eos if isinstance(eos, list) else [eos] if eos is not None else []:
-            if type(token) is not int or not 0 <= token < embeddings:
-                raise InputError(
-                    f"`{file}` has the eos_token_id {token!r}",
-                    hint=f"Token ids are integers from 0 to {embeddings - 1}",
-                )
-            found.add(token)
-    found.update(token for token in (tokenizer.eos_token_id, turn_end) if token is not None)
-    return frozenset(found)

@@ -5,11 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoskyrl.algos.estimators.base import group_normalized, has_spread, mean_normalized
-from nanoskyrl.stages.advantage import add_advantages, summary
+from nanoskyrl.algos.estimators.base import group_normalized, has_spread
+from nanoskyrl.algos.estimators.maxrl import mean_normalized
+from nanoskyrl.stages.advantage import add_advantages
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.rows import row_arrays, to_table
 from nanoskyrl.stages.core.trajectory import Trajectory
+from nanoskyrl.stages.learning.advantage_columns import summary
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
 
 HALF_ROOT = math.sqrt(0.5)  # two members: the deviations are half the gap, the standard deviation gap / sqrt(2)

@@ -15,7 +15,10 @@ import torch
 
 from nanoskyrl.algos.aggregate import Totals, reduction
 from nanoskyrl.algos.estimators import base as estimators
+from nanoskyrl.algos.estimators.batch_std import BATCH_STD
+from nanoskyrl.algos.estimators.maxrl import mean_normalized
 from nanoskyrl.algos.estimators.returns import discounted_returns, gae, whiten
+from nanoskyrl.algos.estimators.rloo import leave_one_out
 from nanoskyrl.algos.kl import adapted, kl
 from nanoskyrl.algos.off_policy import OffPolicyConfig, correction, mean_weight, negative_rows_gone
 from nanoskyrl.algos.shaping import groups_with_spread, is_overlong, overlong_punishment
@@ -436,13 +439,11 @@ def test_an_advantage_agrees(algorithm, case, result):
             groups=groups_of(inputs), rewards=[float(r) for r in inputs["reward"]], masks=masks,
             penalties=[None] * len(masks), values=[None] * len(masks),
         )  # fmt: skip
-        found = estimators.BATCH_STD.estimate(batch, config).advantages
+        found = BATCH_STD.estimate(batch, config).advantages
     elif algorithm == "adv_maxrl":
-        found = by_group(
-            inputs, lambda rewards: estimators.mean_normalized(rewards, eps=convention["eps"], singleton=raw)
-        )
+        found = by_group(inputs, lambda rewards: mean_normalized(rewards, eps=convention["eps"], singleton=raw))
     elif algorithm == "adv_rloo":
-        found = by_group(inputs, lambda rewards: estimators.leave_one_out(rewards, singleton=raw))
+        found = by_group(inputs, lambda rewards: leave_one_out(rewards, singleton=raw))
     elif algorithm == "adv_reinforce_pp_baseline":
         centred = by_group(
             inputs, lambda rewards: estimators.group_normalized(rewards, divide_by_std=False, singleton=raw)

@@ -3,17 +3,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoskyrl.algos.estimators.base import (
-    BATCH_STD,
-    GAE,
-    REINFORCE_PP,
-    REINFORCE_PP_BASELINE,
-    RLOO,
-    Batch,
-    EstimatorConfig,
-    leave_one_out,
-)
+from nanoskyrl.algos.estimators.base import Batch, EstimatorConfig
+from nanoskyrl.algos.estimators.batch_std import BATCH_STD
+from nanoskyrl.algos.estimators.gae import GAE
+from nanoskyrl.algos.estimators.reinforce_pp import REINFORCE_PP, REINFORCE_PP_BASELINE
 from nanoskyrl.algos.estimators.returns import discounted_returns, gae, whiten
+from nanoskyrl.algos.estimators.rloo import RLOO, leave_one_out
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.registry import ESTIMATORS, lookup
 

@@ -14,7 +14,7 @@ from nanoskyrl.envs.base import check_metadata, check_observation
 from nanoskyrl.stages.core.config import plugin_config
 from nanoskyrl.stages.core.registry import ENVS, lookup
 from nanoskyrl.stages.core.rows import from_table, to_table
-from nanoskyrl.stages.rollout import summary
+from nanoskyrl.stages.engines.rollout_parts import summary
 from nanoskyrl.stages.score import judge
 
 OUTSIDE = {"openenv": "wants a server", "fleet": "wants task files", "skyrl_gym": "wants the name of one of its own"}

@@ -15,7 +15,8 @@ from nanoskyrl.stages.core.rows import to_table
 from nanoskyrl.stages.engines.base import AsyncTokenEngine, Generation, Sampling
 from nanoskyrl.stages.engines.concurrent_turns import play_concurrently
 from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits
-from nanoskyrl.stages.models.policy import load_tokenizer, resolve_policy
+from nanoskyrl.stages.models.loading import load_tokenizer
+from nanoskyrl.stages.models.policy import resolve_policy
 from nanoskyrl.stages.models.rendering import Renderer
 
 LIMITS = Limits(max_turns=3, max_generate_length=64, max_input_length=4096, max_sequence_length=4096)

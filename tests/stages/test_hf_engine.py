@@ -5,7 +5,8 @@ import torch
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.engines.base import HfConfig, Request, Sampling
 from nanoskyrl.stages.engines.hf import HfEngine, draw
-from nanoskyrl.stages.models.policy import load_model, resolve_policy
+from nanoskyrl.stages.models.loading import load_model
+from nanoskyrl.stages.models.policy import resolve_policy
 
 QUESTIONS = [
     f"What is {a} + {b}?\nGive the final answer in <answer></answer> tags." for a, b in ((12, 9), (27, 85), (99, 1))

@@ -11,7 +11,7 @@ from nanoskyrl.stages.core.config import merge
 from nanoskyrl.stages.core.metrics import read_metrics
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.learning.process_group import launch
-from nanoskyrl.stages.models.policy import load_model
+from nanoskyrl.stages.models.loading import load_model
 from nanoskyrl.stages.running.session import Session
 
 SCRIPT = Path(__file__).parent / "gradients.py"

@@ -1,7 +1,8 @@
 import pytest
 
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.models.policy import load_tokenizer, resolve_policy
+from nanoskyrl.stages.models.loading import load_tokenizer
+from nanoskyrl.stages.models.policy import resolve_policy
 from nanoskyrl.stages.models.rendering import Renderer
 
 STRIPS_REASONING = (

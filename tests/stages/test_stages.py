@@ -18,13 +18,14 @@ from nanoskyrl.stages.core.rows import from_table, list_column, row_arrays, to_t
 from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import schema_of
+from nanoskyrl.stages.engines.task_order import TaskOrder
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.train_config import OptimizerConfig, TrainConfig
 from nanoskyrl.stages.looking.compare import compare
 from nanoskyrl.stages.looking.show import headline
 from nanoskyrl.stages.models.policy import policy_digest, read_info, resolve_policy
-from nanoskyrl.stages.rollout import RolloutConfig, choose_tasks, prepare, rollout
+from nanoskyrl.stages.rollout import RolloutConfig, prepare, rollout
 from nanoskyrl.stages.score import ScoreConfig, score, score_table, weighted
 from nanoskyrl.stages.sync import SyncConfig, sync
 from nanoskyrl.stages.train import preview, train
@@ -86,7 +87,7 @@ def _plain(config):
 
 
 def test_text_columns_are_the_decoded_ids(shards):
-    from nanoskyrl.stages.models.policy import load_tokenizer
+    from nanoskyrl.stages.models.loading import load_tokenizer
     from nanoskyrl.stages.models.rendering import Renderer
 
     decode = Renderer(load_tokenizer(STARTER)).decode
@@ -444,9 +445,8 @@ def test_sync_refuses_a_policy_that_was_changed_after_training(shards, tmp_path)
 def test_each_task_comes_once_before_any_comes_again():
     # Pitfall 15: eight prompts in steps of three; an epoch's end inside a step neither repeats nor loses one.
     tasks = prepare(STARTER, SMALL, {"text_math": {"n_train": 8}}).environment.tasks("train")
-    drawn = [
-        task.task_id for step in range(8) for task in choose_tasks(tasks, RolloutConfig(step=step, train_batch_size=3))
-    ]
+    orders = [TaskOrder(seed=0, step=step, env="text_math", split="train") for step in range(8)]
+    drawn = [task.task_id for order in orders for task in order.choose(tasks, 3)]
     for epoch in range(3):
         assert sorted(drawn[8 * epoch : 8 * epoch + 8]) == sorted(task.task_id for task in tasks)
 

@@ -9,7 +9,8 @@ from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.core.rows import to_table
 from nanoskyrl.stages.engines.base import Generation, Sampling, TokenEngine
 from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits, play
-from nanoskyrl.stages.models.policy import load_tokenizer, resolve_policy
+from nanoskyrl.stages.models.loading import load_tokenizer
+from nanoskyrl.stages.models.policy import resolve_policy
 from nanoskyrl.stages.models.rendering import Renderer
 
 TASK = Task(task_id="t", split="train", prompt="Say something.", ground_truth="x")

@@ -29,7 +29,8 @@ from nanoskyrl.stages.engines.hf import HfEngine
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
 from nanoskyrl.stages.engines.vllm.engine import VllmEngine
 from nanoskyrl.stages.engines.vllm.process import find_installation
-from nanoskyrl.stages.models.policy import PolicyInfo, load_model, policy_digest, resolve_policy, write_info
+from nanoskyrl.stages.models.loading import load_model
+from nanoskyrl.stages.models.policy import PolicyInfo, policy_digest, resolve_policy, write_info
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.sync import deliver
 
@@ -241,7 +242,7 @@ def test_a_stop_string_ends_a_turn_and_stays_in_the_tokens(engine, prompt):
     text = engine.renderer.decode(whole.token_ids)
     string = text[4:6]
     for endpoint in ("completions", "tokens"):
-        engine._servers[0].client.endpoint = endpoint
+        engine.supervisor.servers[0].client.endpoint = endpoint
         (cut,) = engine.generate([request], Sampling(stop_strings=(string,)))
         assert cut.finish_reason == "stop_string"
         assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
@@ -257,7 +258,7 @@ def test_both_paths_give_the_same_tokens_and_know_models_by_name(engine, prompt)
     from nanoskyrl.stages.engines.vllm.client import Refused, sampling_body
 
     engine.load(STARTER)
-    client, server = engine._servers[0].client, engine._servers[0]
+    client, server = engine.supervisor.servers[0].client, engine.supervisor.servers[0]
     assert client.endpoint == "tokens"  # chosen by itself
     requests = [Request(prompt_ids=prompt, seed=seed, max_tokens=24) for seed in range(8)]
     found = []
@@ -290,28 +291,28 @@ def test_vllm_still_leaves_a_tied_head_stale_after_a_reload_on_a_cpu(engine, tra
 def test_a_server_that_keeps_the_old_weights_is_found_out(engine, trained, size, monkeypatch):
     engine.load(STARTER)
     policy = trained(size)
-    call = type(engine._servers[0].client).worker
+    call = type(engine.supervisor.servers[0].client).worker
 
     async def keeps(self, method, *args, **kwargs):
         return await call(self, method, *args, *(("keep",) if method == "skyrl_load" else ()), **kwargs)
 
-    monkeypatch.setattr(type(engine._servers[0].client), "worker", keeps)
+    monkeypatch.setattr(type(engine.supervisor.servers[0].client), "worker", keeps)
     with pytest.raises(ProofError, match="checksums differ"):
         engine.load(policy)
     # Also where the checksum is not there to say so: the canary has to change by itself.
-    monkeypatch.setattr(engine, "_compare", lambda *_: "left out")
-    engine._do(engine._servers[0].client.worker("skyrl_hold", policy_digest(STARTER)))
+    monkeypatch.setattr(engine.delivery, "_compare", lambda *_: "left out")
+    engine._do(engine.supervisor.servers[0].client.worker("skyrl_hold", policy_digest(STARTER)))
     with pytest.raises(ProofError, match="did not change"):
         engine.load(policy)
     monkeypatch.undo()
-    engine._do(engine._servers[0].client.worker("skyrl_hold", ""))
+    engine._do(engine.supervisor.servers[0].client.worker("skyrl_hold", ""))
     engine.load(STARTER)
 
 
 def test_other_weights_in_mid_rollout_are_refused(engine, trained, tmp_path):
     engine.load(STARTER)
     other = trained(3e-3)
-    client = engine._servers[0].client
+    client = engine.supervisor.servers[0].client
     engine._do(client.worker("skyrl_load", str(other), policy_digest(other)))
     with pytest.raises(ProofError, match="other weights during the rollout"):
         rollout(STARTER, tmp_path / "rollout", SMALL, engine=engine)
@@ -342,7 +343,7 @@ def test_an_adapter_that_never_arrives_is_found_out(adapter, tmp_path, monkeypat
         with pytest.raises(ProofError, match="checksums differ"):
             engine.load(with_canary(other, policy_digest(adapter)))
         monkeypatch.undo()
-        engine._do(engine._servers[0].client.unload_adapter(f"adapter-{policy_digest(other)[:16]}"))
+        engine._do(engine.supervisor.servers[0].client.unload_adapter(f"adapter-{policy_digest(other)[:16]}"))
         engine.load(other)
         assert engine.proof["canary_change_max"] > 0
         delivered_by_name(engine, adapter)
@@ -358,7 +359,7 @@ def delivered_by_name(engine, adapter):
     assert engine.proof["delivered"] == "adapter"
     assert engine.proof["adapter_checksum"] == "matches"
     assert agrees(engine, adapter, prompt) < 1e-4
-    client = engine._servers[0].client
+    client = engine.supervisor.servers[0].client
     names = [model["id"] for model in engine._do(client.models()) if model["id"].startswith("adapter-")]
     assert names == [f"adapter-{policy_digest(adapter)[:16]}"]
     engine.load(STARTER)
@@ -415,7 +416,7 @@ def test_a_server_killed_in_mid_rollout_is_started_again_and_nothing_is_lost_or_
     policy = trained(4e-3)
     config = dataclasses.replace(SMALL, env="text_math", train_batch_size=24, max_generate_length=64)
     quiet = rollout(policy, tmp_path / "quiet", config, engine=engine)
-    server = engine._servers[0]
+    server = engine.supervisor.servers[0]
     first = server.process.process.pid
 
     def kill():
@@ -451,9 +452,9 @@ import threading
 engine = VllmEngine(VllmConfig(gpus="cpu"))
 engine.place = Path({str(tmp_path)!r})
 threading.Thread(target=engine.load, args=(Path({str(STARTER)!r}),), daemon=True).start()
-while not (engine._servers and engine._servers[0].process.process):
+while not (engine.supervisor.servers and engine.supervisor.servers[0].process.process):
     pass
-print(engine._servers[0].process.process.pid, flush=True)
+print(engine.supervisor.servers[0].process.process.pid, flush=True)
 threading.Event().wait()
 """
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
@@ -483,7 +484,7 @@ def test_every_path_asks_for_the_key(engine):
     import urllib.request
 
     engine.load(STARTER)
-    url = engine._servers[0].client.url
+    url = engine.supervisor.servers[0].client.url
     for path in ("/collective_rpc", "/v1/models", "/reset_prefix_cache", "/invocations", "/metrics"):
         request = urllib.request.Request(url + path, data=json.dumps({"method": "skyrl_state"}).encode())
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -545,7 +546,7 @@ def test_vllm_still_crashes_on_a_cpu_when_a_seeded_prefill_is_chunked(tmp_path):
     try:
         engine.load(STARTER)
         body = sampling_body(temperature=1.0, top_p=1.0, top_k=0, seed=7, max_tokens=4, stop_ids=[])
-        server = engine._servers[0]
+        server = engine.supervisor.servers[0]
         with pytest.raises(Lost):
             engine._do(server.client.complete(server.name, [5] * 600, body, want_logprobs=True))
     finally:
@@ -580,7 +581,7 @@ def test_a_server_that_we_did_not_start_is_used_by_its_address(adapter, tmp_path
     engine = VllmEngine(dataclasses.replace(CONFIG, urls=(f"http://127.0.0.1:{port}",), dtype="float32"))
     try:
         rollout(STARTER, tmp_path / "whole", SMALL, engine=engine, log=MetricsLog(tmp_path / "m.jsonl"))
-        assert engine._servers[0].client.endpoint == "completions"
+        assert engine.supervisor.servers[0].client.endpoint == "completions"
         assert engine.proof["checksum"] == "not ours to take"
         (line,) = read_metrics(tmp_path / "m.jsonl")
         assert line["rollout/engine/self_test_gap/mean"] < 1e-4

@@ -189,7 +189,7 @@ def test_when_one_server_is_lost_the_others_go_on():
     fakes = [Fake(), Fake()]
     engine = engine_for(*fakes, start_seconds=1.0)
     engine.load(STARTER)
-    engine._servers[0].client.url = "http://127.0.0.1:9"
+    engine.supervisor.servers[0].client.url = "http://127.0.0.1:9"
     assert [one.token_ids for one in ask(engine, 16, groups=4)] == [[i, 2] for i in range(16)]
     assert sum(fakes[1].seen.values()) == 16
     engine.close()
@@ -198,7 +198,7 @@ def test_when_one_server_is_lost_the_others_go_on():
 def test_without_any_server_left_the_error_says_why(fake):
     engine = engine_for(fake, start_seconds=1.0)
     engine.load(STARTER)
-    engine._servers[0].client.url = "http://127.0.0.1:9"
+    engine.supervisor.servers[0].client.url = "http://127.0.0.1:9"
     with pytest.raises(EngineError, match=r"no vLLM server is left: .*does not answer after 1 seconds"):
         ask(engine, 1)
     engine.close()
@@ -222,7 +222,7 @@ def test_a_server_whose_canary_does_not_change_is_refused(fake):
     engine.close()
     fake.digest = "e" * 64
     engine = engine_for(fake)
-    engine._compare = lambda *_: "not comparable"
+    engine.delivery._compare = lambda *_: "not comparable"
     with pytest.raises(ProofError, match="did not change"):
         engine.load(STARTER)
     engine.close()

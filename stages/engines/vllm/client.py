@@ -1,6 +1,6 @@
 """All that nanoskyrl knows of a vLLM server's paths: what they take and return, and their faults.
 
-Written for vLLM 0.26 to 0.32. `vllm_process.py` knows how servers are started, and which faults are worked round.
+Written for vLLM 0.26 to 0.32. `process.py` knows how servers are started, and which faults are worked round.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ import base64
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ class Client:
     session: aiohttp.ClientSession
     seconds: float
     endpoint: str = "completions"
-    names: set[str] = field(default_factory=set)
 
     async def call(self, method: str, path: str, body: Any = None, *, seconds: float | None = None) -> Any:
         """Return what the server answers, as JSON or None.
@@ -79,10 +78,6 @@ class Client:
         """Return what requests may name: the base under the name it was started with, and adapters."""
         found = await self.call("GET", "/v1/models", seconds=30)
         return list(found["data"])
-
-    async def version(self) -> str:
-        """Return vLLM's version."""
-        return str((await self.call("GET", "/version", seconds=30)).get("version", ""))
 
     async def worker(self, method: str, *args: str, seconds: float | None = None) -> list[dict[str, Any]]:
         """Return what each worker's method of ours returns.

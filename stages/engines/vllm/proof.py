@@ -107,8 +107,8 @@ def self_test(
     """
     import torch
 
+    from nanoskyrl.stages.models.loading import load_model
     from nanoskyrl.stages.models.logprobs import sequence_logprobs
-    from nanoskyrl.stages.models.policy import load_model
 
     model = load_model(policy, dtype=torch.float32, device="cpu").eval()
     gaps: list[float] = []

@@ -4,13 +4,14 @@ The file holds the key, so only its owner may read it. It is written again after
 restart; whoever lost a server reads it again.
 """
 
-import contextlib
 import json
 import os
 import secrets
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.gpus import count_gpus
@@ -81,15 +82,7 @@ def read_servers(path: Path) -> Servers | None:
 
 def alive(pid: int) -> bool:
     """Say whether a process is there; 0 stands for nobody, who is always there."""
-    if not pid:
-        return True
-    with contextlib.suppress(ProcessLookupError):
-        try:
-            os.kill(pid, 0)
-        except PermissionError:
-            return True
-        return True
-    return False
+    return not pid or psutil.pid_exists(pid)
 
 
 def foreign(config: VllmConfig) -> Servers:

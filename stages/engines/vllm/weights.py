@@ -10,7 +10,8 @@ import torch
 
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.engines.vllm.worker import add, bit_sums, plus
-from nanoskyrl.stages.models.policy import is_adapter, load_model, policy_files
+from nanoskyrl.stages.models.loading import load_model
+from nanoskyrl.stages.models.policy import policy_files
 
 MEMORY = Path("/dev/shm")
 
@@ -74,6 +75,5 @@ def merged(adapter: Path) -> Path:
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 2 * size
     place = Path(tempfile.mkdtemp(prefix="nanoskyrl-merged-", dir=MEMORY if roomy else None))
-    assert is_adapter(adapter)
     model.save_pretrained(place)
     return place

@@ -1,0 +1,128 @@
+"""Parts of a rollout: whole groups of attempts, played together, and the numbers of what came of them.
+
+A part is written when all of its attempts have ended, so a killed rollout resumes at the
+next one and ends with the same bytes.
+"""
+
+# pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nanoskyrl.envs.base import Environment, Task
+from nanoskyrl.envs.graders.kinds import UNANSWERED
+from nanoskyrl.envs.memory import Memory
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.metrics import Stopwatch, Value, mean
+from nanoskyrl.stages.core.rows import calls_to_json
+from nanoskyrl.stages.core.trajectory import Trajectory
+from nanoskyrl.stages.engines.base import AsyncEngine, Engine, Sampling, TokenEngine
+from nanoskyrl.stages.engines.concurrent_turns import play_concurrently, threads_for
+from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits, play
+
+SUMMARY_COLUMNS = ("stop_reason", "completion_tokens", "turns")
+
+
+def in_parts(tasks: Sequence[Task], rows_per_part: int, n_samples: int, first: int = 0) -> dict[int, Sequence[Task]]:
+    """Return the tasks of each part by its index, which begins at first: whole groups, of at least so many rows."""
+    groups = -(-rows_per_part // n_samples)
+    return {first + start // groups: tasks[start : start + groups] for start in range(0, len(tasks), groups)}
+
+
+def load_policy(engine: Engine, policy: Path | None, name: str, watch: Stopwatch) -> None:
+    """Give a policy to an engine that takes one.
+
+    Raises:
+        SettingsError: there is none, and the engine of this name needs one.
+    """
+    if isinstance(engine, TokenEngine):
+        if policy is None:
+            raise SettingsError(f"engine `{name}` needs a policy", hint="Name one with `--policy`")
+        with watch("load"):
+            engine.load(policy)
+
+
+def play_parts(
+    parts: Mapping[int, Sequence[tuple[Task, Identity]]],
+    environment: Environment,
+    engine: Engine,
+    sampling: Sampling,
+    limits: Limits,
+    watch: Stopwatch,
+    *,
+    memory: Memory,
+    trajectory_mode: str,
+) -> Iterator[tuple[int, list[Trajectory]]]:
+    """Yield each part's index and trajectories, group after group; an asynchronous engine may end a later one first.
+
+    Args:
+        parts: The attempts of each.
+        environment: What the tasks are of.
+        engine: One that holds its policy.
+        sampling: How tokens are drawn.
+        limits: Where an attempt is cut off, if the engine's context does not end before.
+        watch: Where time is noted.
+        memory: What later prompts show of earlier turns.
+        trajectory_mode: whole (a row an attempt), step (a row a turn), or auto.
+    """
+    stepwise = trajectory_mode == "step"
+    if isinstance(engine, TokenEngine):
+        limits = replace(
+            limits,
+            max_input_length=min(limits.max_input_length, engine.context_length),
+            max_sequence_length=min(limits.max_sequence_length, engine.context_length),
+        )
+        stepwise |= trajectory_mode == "auto" and (memory.kind != "full" or not engine.renderer.keeps_prefix)
+    begins = {
+        index: [
+            partial(Attempt, *whose, environment, engine, sampling, limits, stepwise=stepwise, memory=memory)
+            for whose in attempts
+        ]
+        for index, attempts in parts.items()
+    }
+    if isinstance(engine, AsyncEngine):
+        names = list(begins)
+        done = play_concurrently(list(begins.values()), engine, sampling, watch, threads=threads_for(environment))
+        for place, attempts in done:
+            yield names[place], [row for attempt in attempts for row in attempt.rows()]
+        return
+    for index, begin in begins.items():
+        with watch("env"):
+            attempts = [make() for make in begin]
+        play(attempts, engine, sampling, watch)
+        yield index, [row for attempt in attempts for row in attempt.rows()]
+
+
+def failed(table: pa.Table) -> dict[str, int]:
+    """Return how many rows failed, if any."""
+    count = sum(status == "failed" for status in table.column("status").to_pylist())
+    return {"failed": count} if count else {}
+
+
+def summary(tables: Iterator[pa.Table]) -> dict[str, Value]:
+    """Return the numbers of a rollout: counts, lengths, turns, and how the attempts ended."""
+    reasons: Counter[str] = Counter()
+    rows, tokens, turns, calls = 0, [], [], 0
+    no_calls = {calls_to_json([]), calls_to_json([UNANSWERED])}
+    for table in tables:
+        reasons.update(table.column("stop_reason").to_pylist())
+        rows += table.num_rows
+        tokens += [count for count in table.column("completion_tokens").to_pylist() if count is not None]
+        turns += pc.list_value_length(table.column("turns")).to_pylist()
+        flat = table.column("turns").combine_chunks().flatten()
+        calls += sum(text not in no_calls for text in flat.field("tool_calls").to_pylist())
+    return {
+        "rollout/rows": rows,
+        "rollout/response_tokens/mean": mean(tokens),
+        "rollout/response_tokens/total": sum(tokens) if tokens else None,
+        "rollout/turns/mean": mean(turns),
+        "rollout/turns_with_tool_calls": calls,
+        **{f"rollout/stop_reason/{reason}": count for reason, count in sorted(reasons.items())},
+    }

@@ -1,0 +1,231 @@
+"""The servers of an engine: found or started, waited for, watched while they work, and started again.
+
+A server that does not answer, or no longer holds what it was given, is brought to the
+policy again before anything more is asked of it. One that cannot be is given up.
+"""
+
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from nanoskyrl.stages.core.errors import EngineError, ProofError
+from nanoskyrl.stages.engines.vllm.client import Client, Lost, Refused
+from nanoskyrl.stages.engines.vllm.config import VllmConfig
+from nanoskyrl.stages.engines.vllm.delivery import Counts, Delivery, Server
+from nanoskyrl.stages.engines.vllm.servers import SERVERS, Fleet, Servers, foreign, read_servers
+
+
+class Supervisor:
+    """Knows the servers, and keeps them fit to be asked."""
+
+    setup: Servers
+    """What clients have to know; set by `find`."""
+
+    def __init__(self, config: VllmConfig, delivery: Delivery, counts: Counts) -> None:
+        """Know no server until `find`."""
+        self.config, self.delivery, self.counts = config, delivery, counts
+        self.servers: list[Server] = []
+        self._place: Path | None = None
+        self._fleet: Fleet | None = None
+        self._homes: dict[str, Server] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def living(self) -> list[Server]:
+        """Those that were not given up."""
+        return [server for server in self.servers if server.lost is None]
+
+    def find(self, policy: Path, place: Path | None) -> None:
+        """Find out which servers there are, or decide on some of our own; nothing is started.
+
+        Args:
+            policy: What servers of our own begin with.
+            place: The run's directory, where `servers.json` may lie and logs are written.
+        """
+        self._place, found = place, None
+        if self.config.urls:
+            found = foreign(self.config)
+        elif place is not None:
+            found = read_servers(place / SERVERS)
+        if found is None:
+            logs = place / "logs" if place is not None else Path(tempfile.mkdtemp(prefix="nanoskyrl-logs-"))
+            self._fleet = Fleet.plan(policy, self.config, logs)
+            found = self._fleet.servers()
+        self.setup = found
+
+    async def start(self) -> None:
+        """Start those of our own; returns before they answer."""
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=False)
+        processes = self._fleet.processes if self._fleet else [None] * len(self.setup.addresses)
+        for process in filter(None, processes):
+            process.start()
+        for index, (address, process) in enumerate(zip(self.setup.addresses, processes, strict=True)):
+            url = process.url if process else address.url
+            client = Client(url, self.setup.key, self._session, self.config.request_seconds)
+            self.servers.append(Server(index, client, process, self.setup.started_with))
+
+    async def disconnect(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    def stop(self) -> None:
+        """Stop those that were started here, and know none any more."""
+        if self._fleet is not None:
+            self._fleet.stop()
+        self.servers, self._session, self._fleet = [], None, None
+
+    async def bring_all(self) -> list[dict[str, Any]]:
+        """Bring every server to the policy, and return what each proved.
+
+        Raises:
+            EngineError: one does not start or answer.
+            ProofError: one does not hold the weights afterwards.
+        """
+        self._homes.clear()
+        tasks = [asyncio.ensure_future(self._ready_and_bring(server)) for server in self.servers]
+        try:
+            return await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            raise
+
+    async def _ready_and_bring(self, server: Server) -> dict[str, Any]:
+        async with server.lock:
+            await self._ready(server)
+            try:
+                return await self.delivery.bring(server)
+            except (Lost, Refused) as error:
+                raise EngineError(
+                    f"server {server.client.url} cannot be given the policy: {error}", hint=_hint(server)
+                ) from error
+
+    async def _ready(self, server: Server) -> None:
+        """Wait until the server answers.
+
+        Raises:
+            EngineError: it ended, or took too long; with the last words of its log.
+        """
+        deadline = time.monotonic() + self.config.start_seconds
+        while not await server.client.healthy():
+            if server.process is not None and not server.process.running:
+                raise EngineError(
+                    f"the vLLM server ended while starting: {server.process.last_words()}", hint=_hint(server)
+                )
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"server {server.client.url} does not answer after {self.config.start_seconds:g} seconds",
+                    hint=_hint(server),
+                )
+            await asyncio.sleep(0.25)
+            self._reread(server)
+
+    def _reread(self, server: Server) -> None:
+        """Look where a server of `skyrl serve` is now: it may have been restarted on another port."""
+        if self._fleet is not None or self.config.urls or self._place is None:
+            return
+        found = read_servers(self._place / SERVERS)
+        if found is None:
+            raise EngineError(
+                f"the servers of run `{self._place}` are no longer kept up",
+                hint="Start `skyrl serve` again, and go on",
+            )
+        if server.index < len(found.addresses):
+            server.client.url, server.client.key = found.addresses[server.index].url, found.key
+
+    def home(self, group: str) -> Server:
+        """Return the server of a group: the one it had, else the least busy.
+
+        Raises:
+            EngineError: none is left.
+        """
+        server = self._homes.get(group) if group else None
+        if server is None or server.lost is not None:
+            if not self.living:
+                reasons = "; ".join(server.lost or "" for server in self.servers)
+                raise EngineError(f"no vLLM server is left: {reasons}", hint="See the logs, and start again")
+            server = min(self.living, key=lambda one: (one.open, one.index))
+            if group:
+                self._homes[group] = server
+        return server
+
+    async def recover(self, server: Server, era: int, why: str, trial: int) -> None:
+        """Make a server fit to be asked again, or give it up; one caller works while the others wait.
+
+        Args:
+            server: One that was asked in vain.
+            era: Its own when it was asked.
+            why: What became of that.
+            trial: How often it was asked before; where it still holds the policy, the pause grows with it.
+
+        Raises:
+            ProofError: it cannot be given the policy.
+        """
+        async with server.lock:
+            if server.era != era or server.lost is not None:
+                return
+            if await self._still_ours(server):
+                await asyncio.sleep(min(0.1 * 2**trial, 5.0))
+                return
+            try:
+                if server.process is not None:
+                    server.process.restart(why if server.process.running else server.process.last_words())
+                    self.counts["restarts"] += 1
+                    server.sums, server.client.url = None, server.process.url
+                await self._ready(server)
+                await self.delivery.bring(server)
+                server.era += 1
+            except (EngineError, Lost, Refused) as error:
+                server.lost = str(error)
+
+    async def _still_ours(self, server: Server) -> bool:
+        """Say whether a server answers and holds what it was given."""
+        for _ in range(3):
+            if server.process is not None and not server.process.running:
+                return False
+            if await server.client.healthy():
+                break
+            await asyncio.sleep(0.5)
+        else:
+            return False
+        try:
+            names = {model["id"] for model in await server.client.models()}
+            return server.name in names and (server.digest is None or await _holds(server))
+        except (Lost, Refused):
+            return False
+
+    async def verify(self) -> None:
+        """Raise ProofError unless every server still holds the policy that it was brought to."""
+        for server in self.servers:
+            if server.lost or server.digest is None:
+                continue  # another's server says nothing of what it holds
+            for trial in range(self.config.tries):
+                era = server.era
+                try:
+                    holds = await _holds(server)
+                    break
+                except (Lost, Refused) as error:  # it died since; whatever it sampled before came from our weights
+                    await self.recover(server, era, str(error), trial)
+            else:
+                continue
+            if not holds:
+                raise ProofError(
+                    f"server {server.client.url} was given other weights during the rollout",
+                    hint="Let one process at a time work with a run's servers; run the rollout again",
+                )
+
+
+async def _holds(server: Server) -> bool:
+    """Say whether a server that answers holds the weights that it was given, and was given none since."""
+    state = (await server.client.worker("skyrl_state", seconds=60))[0]
+    return (state["digest"], state["loads"]) == (server.digest, server.loads)
+
+
+def _hint(server: Server) -> str:
+    log = server.process.log if server.process is not None else None
+    return f"The whole log is `{log}`" if log else "Look at the server's log"

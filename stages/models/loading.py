@@ -1,0 +1,119 @@
+"""What transformers makes of a policy's directory: its tokenizer, its model, and the tokens that end a turn.
+
+An adapter is loaded on its base, which may be held in 4 bits.
+"""
+
+import logging
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.models.policy import find_base, is_adapter, read_errors
+
+if TYPE_CHECKING:
+    import torch
+
+# peft calls transformers by the old name wherever it makes adapters; nobody here can fix that.
+warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+# Whoever imports it, peft too, would be told which kernels it does not find on a CPU.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
+
+def load_tokenizer(path: Path) -> Any:
+    """Return the policy's tokenizer.
+
+    Raises:
+        InputError: its files cannot be read.
+    """
+    from transformers import AutoTokenizer
+
+    with read_errors(f"the tokenizer of `{path}`"):
+        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        if not isinstance(tokenizer.model_max_length, int | float):
+            raise TypeError(f"model_max_length is {tokenizer.model_max_length!r}")
+    return tokenizer
+
+
+def load_model(path: Path, *, dtype: "torch.dtype", device: str, quantization: str | None = None) -> Any:
+    """Return the policy's model; for an adapter, the base with the adapter on it (a PeftModel).
+
+    Args:
+        path: The policy's directory.
+        dtype: Of the weights, or, where they are quantized, of what is computed with them.
+        device: Where it goes.
+        quantization: nf4 holds the base in 4 bits a weight; None: as it is.
+
+    Raises:
+        InputError: its files cannot be read.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    base = find_base(path) if is_adapter(path) else path
+    with read_errors(base / "config.json", "Check it against the config of a model of its kind"):
+        config: Any = AutoConfig.from_pretrained(base)
+    context = getattr(config, "max_position_embeddings", 1)
+    if not isinstance(context, int) or context < 1:
+        raise InputError(
+            f"`{base / 'config.json'}` has max_position_embeddings {context!r}", hint="Give the model's context length"
+        )
+    with read_errors(f"the model of `{base}`", "Check its config and weights, and its generation config"):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            base, dtype=dtype, output_loading_info=True, **(_quantized(dtype, device) if quantization else {})
+        )
+        model, loading = loaded
+    if missing := sorted(loading.get("missing_keys", ())):
+        raise InputError(f"policy `{base}` lacks the weights `{missing[0]}`", hint="Save the whole model there")
+    if is_adapter(path):
+        from peft import PeftModel
+
+        with read_errors(f"the adapter `{path}`", "Check its config and weights, and that it belongs to this base"):
+            model = PeftModel.from_pretrained(model, str(path), is_trainable=True, autocast_adapter_dtype=False)
+    return model if quantization else cast(Any, model).to(device)
+
+
+def _quantized(dtype: "torch.dtype", device: str) -> dict[str, Any]:
+    """Return what makes transformers load weights in 4 bits, as QLoRA does."""
+    from transformers import BitsAndBytesConfig
+
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+    )
+    return {"quantization_config": settings, "device_map": {"": device}}
+
+
+def check_vocabulary(path: Path, tokenizer: Any, embeddings: int) -> None:
+    """Raise InputError if the tokenizer writes tokens that the model does not embed."""
+    # Tokens added later may lie past the end unused: gemma-3-1b has one for images.
+    if tokenizer.vocab_size > embeddings:
+        raise InputError(
+            f"the tokenizer of `{path}` has {tokenizer.vocab_size} tokens, and its model embeds {embeddings}",
+            hint="Name a model with its own tokenizer, or resize the embeddings",
+        )
+
+
+def stop_ids(path: Path, tokenizer: Any, turn_end: int | None, embeddings: int) -> frozenset[int]:
+    """Return every token that ends a turn: the model's EOS ids, the tokenizer's, and the template's end of turn.
+
+    Raises:
+        InputError: the generation config cannot be read, or its EOS ids are no tokens of the model.
+    """
+    from transformers import GenerationConfig
+
+    found: set[int] = set()
+    base = find_base(path) if is_adapter(path) else path
+    file = base / "generation_config.json"
+    if file.is_file():
+        with read_errors(file, "Mend it, or delete it"):
+            eos: Any = GenerationConfig.from_pretrained(base).eos_token_id
+        for token in eos if isinstance(eos, list) else [eos] if eos is not None else []:
+            if type(token) is not int or not 0 <= token < embeddings:
+                raise InputError(
+                    f"`{file}` has the eos_token_id {token!r}",
+                    hint=f"Token ids are integers from 0 to {embeddings - 1}",
+                )
+            found.add(token)
+    found.update(token for token in (tokenizer.eos_token_id, turn_end) if token is not None)
+    return frozenset(found)
