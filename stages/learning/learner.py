@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
@@ -580,21 +579,3 @@ def _state_digest(state: Path | None) -> str | None:
     if state is None:
         return None
     return digest_json({path.name: cached_digest(path) for path in sorted(state.rglob("*")) if path.is_file()})
-
-
-def one_temperature(table: pa.Table) -> float:
-    """Return the temperature that all rows were sampled at.
-
-    Raises:
-        InputError: rows differ, or were sampled greedily or from a truncated distribution.
-    """
-    found = sorted(set(table.column("temperature").to_pylist()))
-    if len(found) != 1:
-        raise InputError(
-            f"rows were sampled at temperatures {', '.join(map(str, found))}", hint="Train on rows of one temperature"
-        )
-    if found[0] == 0:
-        raise InputError(
-            "rows were sampled greedily, at temperature 0", hint="Sample at a temperature above 0 to train"
-        )
-    return found[0]
