@@ -270,8 +270,9 @@ def ours(
         logprobs.CHUNK_ELEMENTS |= dict.fromkeys(kept, 1 << 62)
     try:
         measure(
-            what, variant, batch, run, learner.forget_gradients, learner.model, lora=bool(learner.lora_rank),
-            repeats=repeats, copies=learner.masters.stepped, count=learner.parameters, packed=learner.packed,
+            what, variant, batch, run, learner.strategy.forget_gradients, learner.model, lora=bool(learner.lora_rank),
+            repeats=repeats, copies=learner.strategy.trained[0].masters.stepped, count=learner.parameters,
+            packed=learner.packed,
         )  # fmt: skip
     finally:
         logprobs.CHUNK_ELEMENTS |= kept
@@ -504,7 +505,8 @@ def saving(policy: Path, batch: Batch, place: Path, **settings: Any) -> None:
 
     def plainly() -> None:
         learner.model.save_pretrained(target / "policy")
-        states = {"optimizer": learner._optimizer.state_dict(), "masters": learner.masters.state()}
+        trained = learner.strategy.trained[0]
+        states = {"optimizer": trained.optimizer.state_dict(), "masters": trained.masters.state()}
         torch.save(states, target / "state.pt")
 
     for _ in range(3):

@@ -41,7 +41,7 @@ def compare(
     session = open_session(run, config, assignments)
     names = list(dict.fromkeys(name.strip() for name in algos.split(",") if name.strip()))
     with working("compare") as now:
-        source, start = session.training_input(path(advantages), policy_path(policy))
+        source, start = session.places.training_input(path(advantages), policy_path(policy))
         table = compared(
             source,
             names,

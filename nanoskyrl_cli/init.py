@@ -33,7 +33,7 @@ def init(
         say(f"Made the starter policy at {place}")
         return
     from nanoskyrl.stages.looking.template import write_settings
-    from nanoskyrl.stages.running.session import check_place
+    from nanoskyrl.stages.running.places import check_place
     from nanoskyrl_cli.options import settings_of
 
     found, settings, _ = settings_of(run, None, assignments, preset=preset)

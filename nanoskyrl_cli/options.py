@@ -156,7 +156,7 @@ def settings_of(
     from nanoskyrl.stages.core.runs import Run, default_run
     from nanoskyrl.stages.core.storage import as_path
     from nanoskyrl.stages.looking.catalogue import preset_settings
-    from nanoskyrl.stages.running.session import settings_for
+    from nanoskyrl.stages.running.run_settings import settings_for
 
     found = Run(as_path(run or default_run()))
     flagged = {

@@ -25,5 +25,5 @@ def serve(
 
     flags = {"vllm": {"gpus": gpus, "tensor_parallel": tensor_parallel}}
     session = open_session(run, config, assignments, flags)
-    stage(session.run, session.newest_policy(policy), session.engine_config("vllm"), say=say)
+    stage(session.run, session.places.newest_policy(policy), session.engine_config("vllm"), say=say)
     say("Stopped.")

@@ -82,7 +82,7 @@ def train(
     if num_processes > 1 and "WORLD_SIZE" not in os.environ:
         from nanoskyrl.stages.learning.process_group import launch
 
-        session.first_policy()  # once, before there are several to do it
+        session.places.first_policy()  # once, before there are several to do it
         launch(["-m", "nanoskyrl_cli.main", *sys.argv[1:]], num_processes)
         return 0
     if follow:

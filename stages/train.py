@@ -21,8 +21,8 @@ from nanoskyrl.stages.core.errors import ConflictError, EngineError, InputError
 from nanoskyrl.stages.core.manifest import Head, Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value
 from nanoskyrl.stages.core.output import open_output
-from nanoskyrl.stages.learning.batching import read_sequences
-from nanoskyrl.stages.learning.learner import Learner, one_temperature
+from nanoskyrl.stages.learning.batching import one_temperature, read_sequences
+from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.process_group import join
 from nanoskyrl.stages.learning.recipe import Recipe, recipe_of
 from nanoskyrl.stages.learning.train_config import TrainConfig

@@ -12,6 +12,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.rows import row_arrays
 from nanoskyrl.stages.learning.process_group import World, share_out
 from nanoskyrl.stages.learning.trajectories import old_or_sampler_s
@@ -79,6 +80,24 @@ def read_sequences(table: pa.Table) -> Sequences:
         **per_token,
         weights=[None] * table.num_rows,
     )
+
+
+def one_temperature(table: pa.Table) -> float:
+    """Return the temperature that all rows were sampled at.
+
+    Raises:
+        InputError: rows differ, or were sampled greedily or from a truncated distribution.
+    """
+    found = sorted(set(table.column("temperature").to_pylist()))
+    if len(found) != 1:
+        raise InputError(
+            f"rows were sampled at temperatures {', '.join(map(str, found))}", hint="Train on rows of one temperature"
+        )
+    if found[0] == 0:
+        raise InputError(
+            "rows were sampled greedily, at temperature 0", hint="Sample at a temperature above 0 to train"
+        )
+    return found[0]
 
 
 def with_weights(sequences: Sequences, weights: Sequence[np.ndarray | None]) -> Sequences:

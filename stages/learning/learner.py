@@ -5,22 +5,25 @@ policy and state asked for, so a live learner and a fresh one end with the same 
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from nanoskyrl.stages.core.digests import digest_json
-from nanoskyrl.stages.core.errors import EngineError, InputError, SettingsError
-from nanoskyrl.stages.core.storage import make_directory, sync_tree, write_errors
+from nanoskyrl.stages.core.errors import EngineError, SettingsError
+from nanoskyrl.stages.core.storage import sync_tree, write_errors
 from nanoskyrl.stages.learning.batching import MicroBatch, Sequences, collate_all, idle_batch, response_part
-from nanoskyrl.stages.learning.optim import Masters, check_bitsandbytes, make_optimizer, use_settings
+from nanoskyrl.stages.learning.deepspeed_strategy import DeepSpeedStrategy
+from nanoskyrl.stages.learning.optim import check_bitsandbytes
+from nanoskyrl.stages.learning.optimizer_state import load_state, save_state, state_digest
 from nanoskyrl.stages.learning.process_group import accelerator_of, device_of, join, strategy_of
+from nanoskyrl.stages.learning.stepping import PlainStrategy, StepResult
 from nanoskyrl.stages.learning.train_config import (
     DEFAULT_LORA_ALPHA,
     FULL_BELOW,
@@ -39,7 +42,6 @@ from nanoskyrl.stages.models.logprobs import Head, TokenStatistics, sequence_log
 from nanoskyrl.stages.models.packing import prepare_packing
 from nanoskyrl.stages.models.policy import (
     PolicyInfo,
-    cached_digest,
     count_parameters,
     critic_digest,
     find_base,
@@ -54,22 +56,8 @@ from nanoskyrl.stages.models.write_policy import write_policy
 DEFAULT_LR = {"full_small": 2e-4, "full": 1e-6, "lora": 1e-4}
 CRITIC_LR_FACTOR = 5
 """A critic of its own starts from nothing, and learns by regression: it can go faster than the policy."""
-STATE_FILE = "optimizer.pt"
 CANARY_TOKENS = 256
-DEEPSPEED_TAG = "deepspeed"
 END: Any = object()
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one optimizer step did."""
-
-    grad_norm: float
-    lr: float
-    skipped: bool
-    """The gradients were not finite, so the weights stayed as they were."""
-    critic_grad_norm: float | None = None
-    """Of the critic's own weights."""
 
 
 class PolicyModule(nn.Module):
@@ -113,23 +101,18 @@ class Learner:
         self.device = device_of(pick_device(config.device))
         self.model: Any = None
         self.packed = False
-        self.strategy = "one"
+        self.strategy: PlainStrategy | DeepSpeedStrategy = PlainStrategy()
+        """Steps the weights."""
         self.parameters = 0
         """How many numbers the model holds."""
         self.policy_digest: str | None = None
-        self._critic_digest: str | None = None
-        self._seed = 0
-        self._state_digest: str | None = None
+        self._beside: tuple[str | int | None, ...] = ()
+        """Digests of the critic and the state that go with the policy, and the seed of its adapters."""
         self._policy: Path | None = None
         self._module: Any = None
-        self.masters = Masters([])
-        """What the optimizer steps: the weights themselves, or float32 copies."""
-        self._critic_masters = Masters([])
-        self._optimizer: Any = None
-        self._scheduler: Any = None
-        self._critic_optimizer: Any = None
-        self._critic_scheduler: Any = None
         self._accelerator: Any = None
+        self._made_with = {"optimizer": config.optimizer, "dtype": self.dtype}
+        """Settings that a state cannot be loaded without."""
         self.lora_rank = 0
 
     @property
@@ -137,35 +120,18 @@ class Learner:
         """The peak learning rate in force."""
         if self.config.lr is not None:
             return self.config.lr
-        if self.lora_rank:
-            return DEFAULT_LR["lora"]
-        return DEFAULT_LR["full_small" if self.parameters < FULL_BELOW else "full"]
-
-    @property
-    def _critic_lr(self) -> float:
-        assert self.critic is not None
-        assert self.critic_config is not None
-        if self.critic_config.lr is not None:
-            return self.critic_config.lr
-        return self.lr * (CRITIC_LR_FACTOR if self._bare(self.critic).backbone is not None else 1)
+        return DEFAULT_LR["lora" if self.lora_rank else "full_small" if self.parameters < FULL_BELOW else "full"]
 
     @property
     def value_loss_coef(self) -> float:
         """Weight of the value loss beside the policy's."""
-        assert self.critic is not None
         assert self.critic_config is not None
-        if self.critic_config.value_loss_coef is not None:
-            return self.critic_config.value_loss_coef
-        return 1.0 if self._bare(self.critic).backbone is not None else 0.1
+        return self.critic_config.value_loss_coef or (1.0 if self._bare(self.critic).backbone is not None else 0.1)
 
     @property
     def dtype(self) -> str:
         """Name of the type that weights are held in."""
         return str(pick_dtype(self.config.dtype, self.device)).removeprefix("torch.")
-
-    @property
-    def _with_deepspeed(self) -> bool:
-        return self.strategy.startswith("zero")
 
     def load(self, policy: Path, state: Path | None = None, *, seed: int = 0) -> None:
         """Take a policy, and the optimizer's state that goes with it, unless they are held already.
@@ -179,150 +145,75 @@ class Learner:
             InputError: the policy or the state does not load.
             SettingsError: another kind of training than the one that made the policy, or one that cannot be here.
         """
-        held = (policy_digest(policy), critic_digest(policy) if self.critic_config else None, _state_digest(state))
-        if (*held, seed) == (self.policy_digest, self._critic_digest, self._state_digest, self._seed):
+        digest = policy_digest(policy)
+        beside = (critic_digest(policy) if self.critic_config else None, state_digest(state), seed)
+        if (digest, beside) == (self.policy_digest, self._beside):
             self._policy = policy
             return
         if self.config.quantization is not None:
             check_bitsandbytes(f"quantization = {self.config.quantization}")
         dtype = pick_dtype(self.config.dtype, self.device)
-        self.policy_digest = self.model = self._module = self._optimizer = None  # two models at once may not fit
+        # Two models at once may not fit.
+        self.policy_digest = self.model = self.critic = self._module = None
+        self.strategy = PlainStrategy()
         if self._accelerator is not None:
             self._accelerator.free_memory()
-        model = load_model(policy, dtype=dtype, device=self.device, quantization=self.config.quantization)
-        found = count_parameters(find_base(policy) if is_adapter(policy) else policy)
-        self.parameters = found or sum(p.numel() for p in model.parameters())
-        self.packed = self.config.packing and prepare_packing(model)
-        adapters = rank_of(model, rank=self.config.lora_rank, alpha=self.config.lora_alpha)
+        self.model = load_model(policy, dtype=dtype, device=self.device, quantization=self.config.quantization)
+        self.parameters = count_parameters(find_base(policy) if is_adapter(policy) else policy) or sum(
+            p.numel() for p in self.model.parameters()
+        )
+        self.packed = self.config.packing and prepare_packing(self.model)
+        adapters = rank_of(self.model, rank=self.config.lora_rank, alpha=self.config.lora_alpha)
         self.lora_rank = rank_or_default(self.config.lora_rank, self.parameters) if adapters is None else adapters
         if self.config.quantization is not None and not self.lora_rank:
             raise SettingsError(
                 f"`train.quantization` is {self.config.quantization}, and no adapters are trained",
                 hint="Set `train.lora_rank`, such as 32: quantized weights themselves do not learn",
             )
-        self.strategy = strategy_of(self.config, self.world, parameters=self.parameters, lora=bool(self.lora_rank))
-        self.critic = self._critic_optimizer = self._critic_scheduler = None
-        self._critic_masters = Masters([])
+        name = strategy_of(self.config, self.world, parameters=self.parameters, lora=bool(self.lora_rank))
+        self.strategy = (DeepSpeedStrategy if name.startswith("zero") else PlainStrategy)(name, self.world.size)
         if self.critic_config is not None:
-            if self._with_deepspeed:
+            if not self.strategy.trains_critic:
                 raise SettingsError(
-                    f"a critic cannot be trained beside the policy under {self.strategy}",
+                    f"a critic cannot be trained beside the policy under {name}",
                     hint="Set `train.strategy = ddp`, or choose an algorithm without a critic",
                 )
             asked = self.critic_config.backbone
-            self.critic = load_critic(policy, model, asked, dtype=dtype, device=self.device) or new_critic(
-                model, backbone_or_default(asked, lora=bool(self.lora_rank))
+            self.critic = load_critic(policy, self.model, asked, dtype=dtype, device=self.device) or new_critic(
+                self.model, backbone_or_default(asked, lora=bool(self.lora_rank))
             )
         if self.lora_rank and not is_adapter(policy):
-            alpha = self.config.lora_alpha if self.config.lora_alpha is not None else DEFAULT_LORA_ALPHA
-            model = with_adapters(model, policy, rank=self.lora_rank, alpha=alpha, seed=seed)
-        self.model = model
+            self.model = with_adapters(
+                self.model, policy, rank=self.lora_rank, alpha=self.config.lora_alpha or DEFAULT_LORA_ALPHA, seed=seed
+            )
         self._prepare(dtype)
         if state is not None:
-            self._load_state(state)
-        self.policy_digest, self._critic_digest, self._state_digest = held
-        self._policy, self._seed = policy, seed
+            load_state(state, self.strategy, self._made_with, device=self.device)
+        self.policy_digest, self._beside, self._policy = digest, beside, policy
 
     def _prepare(self, dtype: torch.dtype) -> None:
-        module = PolicyModule(self.model, fused=self.config.compile)
         # No dropout: the ratio of a fresh update must be 1, and a resumed step must see the same masks.
-        module.eval()
+        self._module = PolicyModule(self.model, fused=self.config.compile).eval()
         if self.config.quantization is not None:
-            keep_gradients(module)
+            keep_gradients(self._module)
         if self.frozen:
-            self._module = module
             return
-        # ZeRO-3 gathers weights inside the layers: each product would be a program of its own.
-        layers = self.config.compile and self.strategy != "zero3"
-        keep_less(without_wrapper(self.model), self._checkpointed(), compiled=layers)
-        if self._accelerator is None:
-            self._accelerator = accelerator_of(self.strategy, self.config, self.device.partition(":")[0], dtype)
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        if self._with_deepspeed:  # which keeps float32 copies of its own
-            self.masters = Masters([])
-            optimizer, self._scheduler = make_optimizer(trained, self.lr, self.config)
-        else:
-            self.masters = Masters(trained)
-            optimizer, self._scheduler = make_optimizer(self.masters.stepped, self.lr, self.config)
-        self._module, self._optimizer = self._accelerator.prepare(module, optimizer)
-        if self.critic is not None:
-            if self.critic.backbone is not None:
-                keep_less(self.critic.backbone, self._checkpointed())
-            # An optimizer of its own: a run may go over to an algorithm without a critic, and back.
-            self._critic_masters = Masters(self.critic.parameters())
-            optimizer, self._critic_scheduler = make_optimizer(
-                self._critic_masters.stepped, self._critic_lr, self.config
-            )
-            prepared = self._accelerator.prepare(self.critic, optimizer)
-            self.critic, self._critic_optimizer = prepared[0].eval(), prepared[1]
-
-    def _checkpointed(self) -> float:
         share = self.config.gradient_checkpointing
-        return share if share is not None else float(self.parameters >= FULL_BELOW)
-
-    def _load_state(self, state: Path) -> None:
-        """Go on from a state; rates, decays and schedules are those of the settings, not those it was made with."""
-        try:
-            saved = torch.load(state / STATE_FILE, map_location=self.device, weights_only=True)
-            self._check_made_alike(saved, state)
-            if self._with_deepspeed:
-                self._load_deepspeed(state)
-            self._scheduler.load_state_dict(saved["scheduler"])
-            if self._with_deepspeed:
-                use_settings(self._scheduler, self.lr, self.config)
-                return
-            self._optimizer.load_state_dict(saved["optimizer"])
-            use_settings(self._scheduler, self.lr, self.config)
-            self.masters.load_state(saved.get("masters", ()))
-            if self.critic is not None and "critic_optimizer" in saved:
-                self._critic_optimizer.load_state_dict(saved["critic_optimizer"])
-                self._critic_masters.load_state(saved.get("critic_masters", ()))
-                self._critic_scheduler.load_state_dict(saved["critic_scheduler"])
-                use_settings(self._critic_scheduler, self._critic_lr, self.config)
-        except FileNotFoundError as error:
-            raise InputError(
-                f"`{state}` has been pruned", hint="Train from the newest step, or keep more with `loop.keep_states`"
-            ) from error
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise InputError(
-                f"the optimizer's state in `{state}` does not fit: {' '.join(str(error).split())[:200]}",
-                hint="Train with the settings it was made with",
-            ) from error
-
-    def _check_made_alike(self, saved: dict[str, Any], state: Path) -> None:
-        """Raise SettingsError if the state was left by another optimizer, type, or way of sharing it."""
-        for name, ours in self._made_with().items():
-            if (theirs := saved.get("made_with", {}).get(name, ours)) != ours:
-                raise SettingsError(
-                    f"the optimizer's state in `{state}` was left with `train.{name}` {theirs}, and this is {ours}",
-                    hint=f"Go on with `train.{name} = {theirs}`, or begin another run with this policy",
-                )
-        # Without DeepSpeed every process holds all of it.
-        ours = (self.strategy, self.world.size) if self._with_deepspeed else ("ddp", 1)
-        theirs = tuple(saved.get("shared", ours))
-        if theirs != ours:
-            words = [f"{name} on {count} process{'es' * (count != 1)}" for name, count in (theirs, ours)]
-            raise SettingsError(
-                f"the optimizer's state in `{state}` was left by {words[0]}, and this is {words[1]}",
-                hint=f"Go on with `train.strategy = {theirs[0]}`"
-                + (f" and `--num-processes {theirs[1]}`" if theirs[0] != "ddp" else "")
-                + ", or begin another run with this policy",
-            )
-
-    def _made_with(self) -> dict[str, str]:
-        """Return the settings that a state cannot be taken up without."""
-        return {"optimizer": self.config.optimizer, "dtype": self.dtype}
-
-    def _load_deepspeed(self, state: Path) -> None:
-        try:
-            # Not strictly: weights that do not learn are not in it.
-            found, _ = self._module.load_checkpoint(
-                str(state), tag=DEEPSPEED_TAG, load_module_strict=False, load_lr_scheduler_states=False
-            )
-        except Exception as error:  # assertions and errors of its own
-            raise ValueError(f"{type(error).__name__}: {error}") from error
-        if found is None:
-            raise FileNotFoundError(state)
+        share = float(self.parameters >= FULL_BELOW) if share is None else share
+        # ZeRO-3 gathers weights inside the layers: each product would be a program of its own.
+        compiled = self.config.compile and self.strategy.name != "zero3"
+        keep_less(without_wrapper(self.model), share, compiled=compiled)
+        if self._accelerator is None:
+            self._accelerator = accelerator_of(self.strategy.name, self.config, self.device.partition(":")[0], dtype)
+        self._module = self.strategy.prepare(self._accelerator, self._module, self.lr, self.config)
+        if self.critic is not None and self.critic_config is not None:
+            factor = 1
+            if self.critic.backbone is not None:
+                keep_less(self.critic.backbone, share)
+                factor = CRITIC_LR_FACTOR
+            lr = self.critic_config.lr or self.lr * factor
+            config = replace(self.config, max_grad_norm=self.critic_config.max_grad_norm)
+            self.critic = self.strategy.prepare(self._accelerator, self.critic, lr, config).eval()
 
     def micro_batches(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> Iterator[MicroBatch | None]:
         """Yield this process's micro-batches of these rows; None: the others have one more."""
@@ -397,48 +288,18 @@ class Learner:
     def gradient(self, batches: Iterable[MicroBatch | None], loss_of: Callable[[MicroBatch], Tensor]) -> Tensor:
         """Return the gradient of the summed loss by the trained weights, as one vector on the CPU; nothing is kept."""
         self.accumulate(batches, loss_of)
-        found = [self._gradient_of(p).flatten().float().cpu() for p in self.model.parameters() if p.requires_grad]
-        self.forget_gradients()
+        found = [
+            self.strategy.gradient_of(p).flatten().float().cpu() for p in self.model.parameters() if p.requires_grad
+        ]
+        self.strategy.forget_gradients()
         return torch.cat(found)
-
-    def _gradient_of(self, parameter: Any) -> Tensor:
-        if self._with_deepspeed:
-            from deepspeed.utils import safe_get_full_grad
-
-            return safe_get_full_grad(parameter)  # type: ignore[return-value]
-        master = next(m for p, m in zip(self.masters.parameters, self.masters.stepped, strict=True) if p is parameter)
-        return torch.zeros_like(master) if master.grad is None else master.grad
-
-    @property
-    def _optimizers(self) -> list[Any]:
-        return [each for each in (self._optimizer, self._critic_optimizer) if each is not None]
-
-    def forget_gradients(self) -> None:
-        """Free what was accumulated."""
-        for optimizer in self._optimizers:
-            optimizer.zero_grad(set_to_none=True)
 
     def accumulate(self, batches: Iterable[MicroBatch | None], loss_of: Callable[[MicroBatch], Tensor]) -> None:
         """Put the summed gradient of all processes' micro-batches in place of what was there."""
-        self.forget_gradients()
-        batches = iter(batches)
-        batch, more = next(batches, END), True
-        while more and batch is not END:
-            following = next(batches, END)
-            more = following is not END
-            # Several processes: gradients are averaged, and the loss is a share of the sum. Copies in float32 take
-            # up each micro-batch's gradient, so each is exchanged; otherwise the last one's exchange does for all.
-            wait = more and not self.masters.any and self.world.size > 1 and not self._with_deepspeed
-            with self._accelerator.no_sync(self._module) if wait else contextlib.nullcontext():
-                loss = self._idle() if batch is None else loss_of(batch)  # type: ignore[arg-type]
-                if self._with_deepspeed:
-                    self._module.set_gradient_accumulation_boundary(not more)
-                    self._module.backward(loss * self.world.size)
-                else:
-                    self._accelerator.backward(loss * self.world.size if self.world.size > 1 else loss)
-            self.masters.take_gradients()
-            self._critic_masters.take_gradients()
-            batch = following
+        self.strategy.forget_gradients()
+        for batch, following in itertools.pairwise(itertools.chain(batches, [END])):
+            loss = self._idle if batch is None else partial(loss_of, batch)
+            self.strategy.add_gradient(loss, last=following is END)
 
     def step(self, batches: Iterable[MicroBatch | None], loss_of: Callable[[MicroBatch], Tensor]) -> StepResult:
         """Add up the gradients of the micro-batches and take one optimizer step.
@@ -448,39 +309,8 @@ class Learner:
             loss_of: Returns a micro-batch's share of the mini-batch's loss.
         """
         self.accumulate(batches, loss_of)
-        lr = float(self._scheduler.get_last_lr()[0])
-        if self._with_deepspeed:
-            return self._deepspeed_step(lr)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.masters.stepped, self.config.max_grad_norm))
-        of_critic = None
-        if self.critic is not None and self.critic_config is not None:
-            of_critic = float(
-                torch.nn.utils.clip_grad_norm_(self._critic_masters.stepped, self.critic_config.max_grad_norm)
-            )
-        finite = np.isfinite(norm) and np.isfinite(of_critic or 0.0)
-        if finite:
-            for optimizer in self._optimizers:
-                optimizer.step()
-            self.masters.give_back()
-            self._critic_masters.give_back()
-            self.policy_digest = None  # no published policy any more, until it is saved
-        for scheduler in (self._scheduler, self._critic_scheduler):
-            if scheduler is not None:
-                scheduler.step()
-        return StepResult(norm, lr, not finite, of_critic)
-
-    def _deepspeed_step(self, lr: float) -> StepResult:
-        self.policy_digest = None
-        self._module.step()
-        norm = float(self._module.get_global_grad_norm() or 0.0)
-        self._scheduler.step()
-        skipped = bool(getattr(self._module.optimizer, "overflow", False))
-        if not np.isfinite(norm) and not skipped:
-            raise EngineError(
-                "the gradient was not finite, and DeepSpeed stepped all the same",
-                hint="Lower `train.lr`; the policy on disk is as it was",
-            )
-        return StepResult(norm, lr, skipped)
+        self.policy_digest = None  # no published policy any more, until it is saved
+        return self.strategy.step()
 
     def save(self, policy: Path, state: Path, canary: Sequence[int]) -> str:
         """Write the policy and the optimizer's state, and return the policy's digest.
@@ -493,7 +323,7 @@ class Learner:
         assert self._policy is not None
         parent = policy_digest(self._policy)
         # Under ZeRO-3 all processes take part, layer by layer; the first one gets the whole.
-        gathered = self._gathered()
+        gathered = self.strategy.gathered()
         if self.world.is_main:
             write_policy(
                 self.model, policy, start=self._policy, adapter=bool(self.lora_rank), gathered=gathered,
@@ -515,86 +345,19 @@ class Learner:
                     critic=critic_digest(policy),
                 ),
             )
-        self._save_state(state)
+        save_state(state, self.strategy, self._made_with, is_main=self.world.is_main)
         self.world.barrier()
         if self.world.is_main:
             with write_errors(policy.parent):
                 sync_tree(policy)
                 sync_tree(state)
         self.world.barrier()
-        self.policy_digest, self._state_digest, self._policy = policy_digest(policy), _state_digest(state), policy
-        self._critic_digest = critic_digest(policy)
+        self.policy_digest, self._policy = policy_digest(policy), policy
+        self._beside = (critic_digest(policy), state_digest(state), self._beside[-1])
         return self.policy_digest
-
-    def _gathered(self) -> dict[str, Tensor] | None:
-        """Return the weights by the names of the bare model, if no process holds them whole."""
-        if self.strategy != "zero3":
-            return None
-        prefix = "model."
-        found = self._accelerator.get_state_dict(self._module) or {}
-        return {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
 
     def _canary(self, canary: Sequence[int]) -> list[float]:
         """Return the nats of a sequence's tokens but the first, at temperature 1."""
         with torch.no_grad():
             ids = torch.tensor([list(canary)[:CANARY_TOKENS]], device=self.device)
             return self._module(ids, torch.ones_like(ids), None, 1.0, False)[0][0].tolist()
-
-    def _save_state(self, state: Path) -> None:
-        make_directory(state)
-        kept: dict[str, Any] = {
-            "scheduler": self._scheduler.state_dict(),
-            "shared": (self.strategy, self.world.size) if self._with_deepspeed else ("ddp", 1),
-            "made_with": self._made_with(),
-        }
-        if self._with_deepspeed:
-            with without_checksums():
-                self._module.save_checkpoint(str(state), tag=DEEPSPEED_TAG, exclude_frozen_parameters=True)
-        else:
-            kept["optimizer"] = self._optimizer.state_dict()
-            if self.masters.any:
-                kept["masters"] = self.masters.state()
-            if self.critic is not None:
-                kept["critic_optimizer"] = self._critic_optimizer.state_dict()
-                if self._critic_masters.any:
-                    kept["critic_masters"] = self._critic_masters.state()
-                kept["critic_scheduler"] = self._critic_scheduler.state_dict()
-        if self.world.is_main:
-            # torch's writer knows no OSError.
-            with without_checksums(), write_errors(state / STATE_FILE, RuntimeError):
-                torch.save(kept, state / STATE_FILE)
-
-
-@contextlib.contextmanager
-def without_checksums() -> Iterator[None]:
-    """Let torch leave out the CRC-32 of what it saves: it takes two thirds of the time, and no reader checks it."""
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        yield
-    finally:
-        torch.serialization.set_crc32_options(before)
-
-
-def _state_digest(state: Path | None) -> str | None:
-    if state is None:
-        return None
-    return digest_json({path.name: cached_digest(path) for path in sorted(state.rglob("*")) if path.is_file()})
-
-
-def one_temperature(table: pa.Table) -> float:
-    """Return the temperature that all rows were sampled at.
-
-    Raises:
-        InputError: rows differ, or were sampled greedily or from a truncated distribution.
-    """
-    found = sorted(set(table.column("temperature").to_pylist()))
-    if len(found) != 1:
-        raise InputError(
-            f"rows were sampled at temperatures {', '.join(map(str, found))}", hint="Train on rows of one temperature"
-        )
-    if found[0] == 0:
-        raise InputError(
-            "rows were sampled greedily, at temperature 0", hint="Sample at a temperature above 0 to train"
-        )
-    return found[0]

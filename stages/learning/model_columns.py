@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from nanoskyrl.stages.learning.batching import Sequences, read_sequences
-from nanoskyrl.stages.learning.learner import Learner, one_temperature
+from nanoskyrl.stages.learning.batching import Sequences, one_temperature, read_sequences
+from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.train_config import CriticConfig, OptimizerConfig
 from nanoskyrl.stages.models.policy import critic_digest, is_adapter, policy_digest, read_info
 

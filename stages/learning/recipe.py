@@ -27,8 +27,8 @@ from nanoskyrl.stages.core.manifest import Manifest
 from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.table_checks import check
-from nanoskyrl.stages.learning.batching import PER_TOKEN, read_sequences
-from nanoskyrl.stages.learning.learner import Learner, one_temperature
+from nanoskyrl.stages.learning.batching import PER_TOKEN, one_temperature, read_sequences
+from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.objective import Objective
 from nanoskyrl.stages.learning.train_config import CriticConfig, OptimizerConfig, TrainConfig, check_horizon
 from nanoskyrl.stages.models.policy import critic_digest, policy_digest

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from nanoskyrl.stages.core.metrics import Stopwatch, Value, mean, peak_memory_bytes
 from nanoskyrl.stages.learning.batching import MicroBatch, Sequences
-from nanoskyrl.stages.learning.learner import Learner, StepResult
+from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.objective import Objective, Terms
 from nanoskyrl.stages.learning.process_group import World
+from nanoskyrl.stages.learning.stepping import StepResult
 
 DIAGNOSTICS = pa.schema(
     [

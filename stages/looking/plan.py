@@ -24,7 +24,7 @@ from nanoskyrl.stages.looking.footprint import (
 )
 from nanoskyrl.stages.models.policy import count_parameters, find_base, is_adapter, resolve_policy
 from nanoskyrl.stages.running.placement import Placement
-from nanoskyrl.stages.running.session import check_first_policy
+from nanoskyrl.stages.running.places import Places
 
 TRAINING_HINT = (
     "Lower `train.max_tokens_per_micro_batch`, raise `train.gradient_checkpointing` to 1, "
@@ -52,7 +52,7 @@ def plan(run: Run, settings: Settings) -> dict[str, Any]:
     rollout, train = stage_config(settings, "rollout"), stage_config(settings, "train")
     looped: LoopConfig = stage_config(settings, "loop")
     step = run.next_step()
-    check_first_policy(run, config.policy)
+    Places(run, config).check_first_policy()
     published = run.policy(max(0, step - config.lag))
     policy = published if published.is_dir() else resolve_policy(config.policy)
     base = find_base(policy) if is_adapter(policy) else policy

@@ -27,6 +27,7 @@ from nanoskyrl.stages.models.policy import model_name
 from nanoskyrl.stages.running.outdated_outputs import check_settings, outdated
 from nanoskyrl.stages.running.overlap import overlapped
 from nanoskyrl.stages.running.placement import Placement, placement_of
+from nanoskyrl.stages.running.run_settings import begin_run
 from nanoskyrl.stages.running.session import Session
 from nanoskyrl.stages.running.trackers import Trackers, check_trackers
 from nanoskyrl.stages.running.trainer_process import TrainerProcess
@@ -155,9 +156,7 @@ def _steps(session: Session, config: LoopConfig, report: Report, begins: Begins,
     else:
         _check_settings(run, resolved)
     write_whole(run.root / RESOLVED, (json.dumps(resolved, indent=2, sort_keys=True) + "\n").encode())
-    session.begin()
-    if force:
-        session.settle()
+    begin_run(run, session.settings, replace=force)
     MetricsLog(run.metrics).write("startup", {"timing/startup": _seconds_since_start()})
     if first < config.steps:
         _evaluate(session, first, config, report, force=force)
@@ -245,7 +244,7 @@ def _evaluate(session: Session, version: int, config: LoopConfig, report: Report
     due = config.eval_every and (version % config.eval_every == 0 or version >= config.steps)
     if due:
         for name in session.benches() or [None]:
-            policy = session.policy_of(version)
+            policy = session.places.policy_of(version)
             try:
                 session.eval(name, policy=policy)
             except ConflictError:

@@ -11,7 +11,7 @@ from nanoskyrl.stages.core.config import stage_config
 from nanoskyrl.stages.core.errors import ConflictError, InputError
 from nanoskyrl.stages.core.manifest import is_finished, read_manifest
 from nanoskyrl.stages.core.runs import INPUT_OF, STAGES, Run
-from nanoskyrl.stages.running.session import Session, check_first_policy
+from nanoskyrl.stages.running.session import Session
 
 LEARNS = ("advantage", "train")
 """Stages that may go by what the step before trained."""
@@ -28,7 +28,7 @@ def check_settings(session: Session, step: int) -> None:
     from nanoskyrl.stages.rollout import environment_and_tasks
     from nanoskyrl.stages.score import weighted
 
-    check_first_policy(session.run, session.config.policy)
+    session.places.check_first_policy()
     environment, _ = environment_and_tasks(session.rollout_config(step=step), session.settings)
     score, judge = (stage_config(session.settings, name) for name in ("score", "judge"))
     weighted(score.rewards, environment, score.timeout_seconds, judge)

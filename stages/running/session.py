@@ -1,4 +1,4 @@
-"""A run at work: which directories a stage of a step reads and writes, and what is kept up between stages.
+"""A run at work: its stages by name, and the engines and models that are kept up between them.
 
 The commands and `loop` both go through here, so stages chained by hand and by the loop
 give the same bytes.
@@ -7,37 +7,30 @@ give the same bytes.
 import contextlib
 import gc
 import re
-import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nanoskyrl.stages.core.code import OtherCode
-from nanoskyrl.stages.core.config import Settings, merge, plugin_config, stage_config, to_plain
-from nanoskyrl.stages.core.errors import InputError, OutputError, SettingsError
-from nanoskyrl.stages.core.manifest import Manifest, is_begun, is_finished, read_manifest
+from nanoskyrl.stages.core.config import Settings, plugin_config, stage_config, to_plain
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import METRICS, MetricsLog
 from nanoskyrl.stages.core.registry import BUILTIN, lookup
-from nanoskyrl.stages.core.runs import EVALUATIONS, INPUT_OF, Run, RunConfig, is_main, step_of, version_of
-from nanoskyrl.stages.core.storage import is_local, make_directory, remove_tree, write_whole
+from nanoskyrl.stages.core.runs import EVALUATIONS, Run, RunConfig, is_main, version_of
+from nanoskyrl.stages.core.storage import remove_tree
 from nanoskyrl.stages.engines.base import AsyncEngine, Engine, TokenEngine, make_engine
-from nanoskyrl.stages.models.policy import (
-    cached_digest,
-    check_policy,
-    policy_digest,
-    publish,
-    read_info,
-    resolve_policy,
-)
+from nanoskyrl.stages.models.policy import policy_digest, resolve_policy
+from nanoskyrl.stages.running.places import Places, check_place
+from nanoskyrl.stages.running.run_settings import remembering
 
 WITHOUT_POLICY = ("scripted", "openai")
 """Built-in engines that hold no policy of ours."""
 SERVED = "vllm"
 """The engine that lives in servers; one of a run is met again by the next command."""
-NOT_REMEMBERED = ("rollout.tasks",)
-"""Settings that are meant for one command."""
 
 
 class Outcome(NamedTuple):
@@ -72,78 +65,13 @@ class Session:
                 `sync` has published it, and without a word in the run's settings.
         """
         check_place(run)
-        self.run, self.settings, self.given, self.keep_up, self.ahead = run, settings, given or {}, keep_up, ahead
+        self.run, self.settings, self.given, self.keep_up = run, settings, given or {}, keep_up
         self.config: RunConfig = stage_config(settings, "run")
         warnings.simplefilter("error" if stage_config(settings, "code").strict else "default", OtherCode)
+        self.places = Places(run, self.config, ahead=ahead)
         self._engines: dict[str, Engine] = {}
         self._learner: Any = None
         self._passes: Any = None
-
-    def begin(self) -> None:
-        """Create the run directory, and keep the settings that made it."""
-        make_directory(self.run.root)
-        if not self.run.settings_file.exists():
-            write_whole(self.run.settings_file, as_toml(self.settings).encode())
-
-    def settle(self) -> None:
-        """Make the settings in force the run's own, in place of those that it began with."""
-        write_whole(self.run.settings_file, as_toml(self.settings).encode())
-
-    def remember(self) -> None:
-        """Keep the settings that were given now and on which the run has not settled yet, for its next steps."""
-        import tomlkit
-
-        self.begin()
-        if not self.given:
-            return
-        document = tomlkit.parse(self.run.settings_file.read_text(encoding="utf-8"))
-        changed = False
-        for table, keys in self.given.items():
-            if table in ("eval", "loop"):
-                continue
-            for key, value in keys.items():
-                if value is None or f"{table}.{key}" in NOT_REMEMBERED or key in document.get(table, {}):
-                    continue
-                document.setdefault(table, tomlkit.table()).add(key, list(value) if isinstance(value, tuple) else value)
-                changed = True
-        if changed:
-            write_whole(self.run.settings_file, tomlkit.dumps(document).encode())
-
-    def first_policy(self) -> Path:
-        """Return `policies/00000000`, published if it is not there yet."""
-        if not check_first_policy(self.run, self.config.policy):
-            publish(resolve_policy(self.config.policy), self.run.policy(0), name=self.config.policy)
-        return self.run.policy(0)
-
-    def policy_of(self, version: int) -> Path:
-        """Return a published policy.
-
-        Raises:
-            InputError: it has not been published.
-        """
-        if version == 0:
-            return self.first_policy()
-        path = self.run.policy(version)
-        if not path.is_dir():
-            raise InputError(
-                f"policy {version} of run `{self.run.root}` is not published", hint="Run `skyrl sync` first"
-            )
-        check_policy(path)
-        return path
-
-    def start_of(self, step: int) -> Path:
-        """Return the policy that a step's training starts from."""
-        trained = self.run.stage(step - 1, "train")
-        if self.ahead and step and not self.run.policy(step).is_dir() and is_finished(trained):
-            return trained / "policy"
-        return self.policy_of(step)
-
-    def newest_policy(self, name: str | None = None) -> Path:
-        """Return the policy of this name; without one the newest that is published, or what the run begins with."""
-        if name is not None:
-            return resolve_policy(name)
-        published = self.run.policies()
-        return self.policy_of(published[-1]) if published else resolve_policy(self.config.policy)
 
     def engine_config(self, name: str) -> Any:
         """Return the settings of an engine."""
@@ -156,19 +84,16 @@ class Session:
         from nanoskyrl.stages.rollout import environment_and_tasks, rollout
 
         if step is None:
-            step = (self._step_of(output) or 0) if output is not None else self.run.next_step()
+            step = (self.places.step_of(output) or 0) if output is not None else self.run.next_step()
         config = self.rollout_config(step=step)
         # Before anything is written: names, settings and tasks are right.
         self.engine_config(config.engine)
         environment_and_tasks(config, self.settings)
         if policy is None and holds_policy(config.engine):
-            policy = self._policy_for(step) if output is None else resolve_policy(self.config.policy)
+            policy = self.places.sampler_of(step) if output is None else resolve_policy(self.config.policy)
         target = output or self.run.stage(step, "rollout")
-        was = is_finished(target) and not force
-        engine, log = self._engine_for(config.engine), self._log(target, step)
-        with self._remembering(target, step if output is None else None):
-            manifest = rollout(policy, target, config, settings=self.settings, engine=engine, force=force, log=log)
-        return Outcome(manifest, target, was)
+        work = partial(rollout, policy, target, config, settings=self.settings, engine=self._engine_for(config.engine))
+        return self._outcome(work, target, step, force, remembers=output is None)
 
     def rollout_config(self, **flags: Any) -> Any:
         """Return the settings of `rollout`, with what is left to the algorithm decided."""
@@ -178,22 +103,15 @@ class Session:
             config = replace(config, dynamic_sampling=algorithm.dynamic_sampling)
         return config
 
-    def _policy_for(self, step: int) -> Path:
-        self.first_policy()  # refuses a run that began with another
-        return self.policy_of(max(0, step - self.config.lag))
-
     def score(
         self, step: int | None = None, *, source: Path | None = None, output: Path | None = None, force: bool = False
     ) -> Outcome:
         """Judge a step's trajectories."""
         from nanoskyrl.stages.score import score
 
-        source, target, step = self._places("score", step, source, output)
-        config = stage_config(self.settings, "score")
-        was, log = is_finished(target) and not force, self._log(target, step)
-        with self._remembering(target, step):
-            manifest = score(source, target, config, settings=self.settings, force=force, log=log)
-        return Outcome(manifest, target, was)
+        source, target, step = self.places.of("score", step, source, output)
+        work = partial(score, source, target, stage_config(self.settings, "score"), settings=self.settings)
+        return self._outcome(work, target, step, force)
 
     def advantage(
         self,
@@ -209,35 +127,16 @@ class Session:
         """Estimate a step's advantages."""
         from nanoskyrl.stages.advantage import advantage, needs_models
 
-        source, target, step = self._places("advantage", step, source, output)
+        source, target, step = self.places.of("advantage", step, source, output)
         config, passes = self.advantage_config(source), None
-        previous = previous or self._before(step, config)
+        previous = previous or self.places.advantages_before(step, config)
         if needs_models(config):
-            policy, reference = self._models(step, policy, reference)
+            policy, reference = self.places.models_of(step, policy, reference)
             passes = self._passes_up()
-        was, log = is_finished(target) and not force, self._log(target, step)
-        with self._remembering(target, step):
-            manifest = advantage(
-                source, target, config, policy=policy, reference=reference, previous=previous, passes=passes,
-                force=force, log=log,
-            )  # fmt: skip
-        return Outcome(manifest, target, was)
-
-    def _before(self, step: int | None, config: Any) -> Path | None:
-        """Return the advantages that an adaptive KL coefficient follows from; None where it begins, or is fixed.
-
-        Raises:
-            InputError: the step before has not finished its own.
-        """
-        if not step or config.kl_ctrl == "fixed":
-            return None
-        place = self.run.stage(step - 1, "advantage")
-        if not is_finished(place):
-            raise InputError(
-                f"the KL coefficient of step {step} follows from `{place}`, which is not finished",
-                hint="Run `skyrl advantage` on that step's scores first, or set `advantage.kl_ctrl = fixed`",
-            )
-        return place
+        work = partial(
+            advantage, source, target, config, policy=policy, reference=reference, previous=previous, passes=passes
+        )
+        return self._outcome(work, target, step, force)
 
     def advantage_config(self, source: Path | None = None) -> Any:
         """Return the settings of `advantage` with what was left open decided.
@@ -251,8 +150,9 @@ class Session:
         if source is not None:
             sampling = read_manifest(source, stage="score").facts.get("sampling") or sampling
         train = stage_config(self.settings, "train")
-        algorithm = lookup("algo", train.algo)
-        return settled(stage_config(self.settings, "advantage"), algorithm, train, Sampling(**sampling))
+        return settled(
+            stage_config(self.settings, "advantage"), lookup("algo", train.algo), train, Sampling(**sampling)
+        )
 
     def preview_advantage(
         self,
@@ -265,7 +165,7 @@ class Session:
         """Return the table that `advantage` would write."""
         from nanoskyrl.stages.advantage import Models, needs_models, preview
 
-        source, step = self._source("advantage", None, source)
+        source, step = self.places.source("advantage", None, source)
         config = self.advantage_config(source)
         if not needs_models(config):
             return preview(source, config)
@@ -274,29 +174,17 @@ class Session:
             # Nothing is published here: what is not there yet is taken from where it would come.
             found = [place if place.is_dir() else resolve_policy(self.config.policy) for place in published]
             policy, reference = policy or found[0], reference or found[1]
-        previous = previous or self._before(step, config)
+        previous = previous or self.places.advantages_before(step, config)
         return preview(source, config, Models(policy, reference, self._passes_up()), previous)
-
-    def _models(self, step: int | None, policy: Path | None, reference: Path | None) -> tuple[Path | None, Path | None]:
-        """Return what training starts from and the reference, as far as a run can say."""
-        if step is not None:
-            there = step == 0 or self.ahead or self.run.policy(step).is_dir()
-            policy = policy or (self.start_of(step) if there else None)
-            reference = reference or self.first_policy()
-        return policy, reference
 
     def _passes_up(self) -> Any:
         """Return the models of `advantage`, with the settings of training; they stay up if anything does."""
         from nanoskyrl.stages.learning.model_columns import Passes
-        from nanoskyrl.stages.learning.recipe import recipe_of
 
-        config = stage_config(self.settings, "train")
-        if not self.keep_up:
-            return Passes(recipe_of(config, self.settings).learner())
-        if self._passes is None:
-            # On the learner that trains: it holds the policy that training starts from already.
-            self._passes = Passes(self._learner_for(config))
-        return self._passes
+        # On the learner that trains: it holds the policy that training starts from already.
+        passes = self._passes or Passes(self._learner_up())
+        self._passes = passes if self.keep_up else None
+        return passes
 
     def train(
         self,
@@ -311,30 +199,26 @@ class Session:
         """Update the policy of a step; several sources are a replay window, and the newest step is trained."""
         from nanoskyrl.stages.train import train
 
-        named = self._newest_first(source)
-        source, target, step = self._places("train", step, named[0] if named else None, output)
+        named = self.places.newest_first(source)
+        source, target, step = self.places.of("train", step, named[0] if named else None, output)
         config = stage_config(self.settings, "train")
-        policy = self._start(step, policy)
-        if state is None and step:
-            state = self._state_of(step, policy)
-        learner = self._learner_for(config)
-        was, log = is_finished(target) and not force, self._log(target, step)
-        with self._remembering(target, step):
-            manifest = train(
-                [source, *named[1:]], target, config, policy=policy, state=state, settings=self.settings,
-                seed=self.config.seed, engine=learner, force=force, log=log,
-            )  # fmt: skip
-        return Outcome(manifest, target, was)
+        policy = policy or self.places.start_of(step)
+        work = partial(
+            train, [source, *named[1:]], target, config, policy=policy,
+            state=state or self.places.state_of(step, policy), settings=self.settings, seed=self.config.seed,
+            engine=self._learner_up(),
+        )  # fmt: skip
+        return self._outcome(work, target, step, force)
 
     def is_trained(self, step: int, processes: int = 1) -> bool:
         """Return whether a step's finished train is what this many processes would make of its advantages now."""
         from nanoskyrl.stages.train import is_trained
 
-        source, output, _ = self._places("train", step, None, None)
-        policy = self.start_of(step)
+        source, output, _ = self.places.of("train", step)
+        policy = self.places.start_of(step)
         return is_trained(
             source, output, stage_config(self.settings, "train"), policy=policy,
-            state=self._state_of(step, policy) if step else None, settings=self.settings, seed=self.config.seed,
+            state=self.places.state_of(step, policy), settings=self.settings, seed=self.config.seed,
             processes=processes,
         )  # fmt: skip
 
@@ -344,78 +228,12 @@ class Session:
         """Return the terms of the loss that training on these sources would meet."""
         from nanoskyrl.stages.train import preview
 
-        named = self._newest_first(source)
-        newest, start = self.training_input(named[0] if named else None, policy)
+        named = self.places.newest_first(source)
+        newest, start = self.places.training_input(named[0] if named else None, policy)
         return preview(
             [newest, *named[1:]], stage_config(self.settings, "train"), policy=start,
             settings=self.settings, seed=self.config.seed,
         )  # fmt: skip
-
-    def _newest_first(self, source: Path | Sequence[Path] | None) -> list[Path]:
-        """Return the sources that are named; the newest step's own, which is trained, come first."""
-        named = [source] if isinstance(source, Path) else list(source or ())
-        return sorted(named, key=lambda place: -(self._step_of(place) or 0))
-
-    def training_input(self, source: Path | None = None, policy: Path | None = None) -> tuple[Path, Path]:
-        """Return the advantages that training would read, the newest step's unless named, and where it would start."""
-        source, step = self._source("train", None, source)
-        return source, self._start(step, policy)
-
-    def _start(self, step: int | None, policy: Path | None) -> Path:
-        """Return the policy that training starts from."""
-        if policy is None:
-            if step is None:
-                raise SettingsError(
-                    "train needs a policy to start from", hint="Name it with `--policy`, or its run with `--run`"
-                )
-            policy = self.start_of(step)
-        return policy
-
-    @contextlib.contextmanager
-    def _remembering(self, target: Path, step: int | None) -> Iterator[None]:
-        """Keep what was given before a stage's work, so that a killed one goes on without being told again.
-
-        Where the work does not even begin, nothing is kept. `step` is None outside a run.
-        """
-        if step is None or not is_main() or self.ahead:  # not the command that goes on in the run
-            yield
-            return
-        file = self.run.settings_file
-        before = file.read_bytes() if file.is_file() else None
-        begun = is_begun(target)
-        if not begun:
-            self.remember()
-        try:
-            yield
-        except BaseException:
-            if not is_begun(target):
-                if before is None:
-                    file.unlink(missing_ok=True)
-                else:
-                    write_whole(file, before)
-            raise
-        if begun:  # perhaps under other settings, which would have been refused
-            self.remember()
-
-    def _state_of(self, step: int, policy: Path) -> Path | None:
-        """Return the optimizer's state that belongs to a policy; None if no train of this run made it."""
-        made = self.run.stage(step - 1, "train")
-        if not is_finished(made):
-            if policy == self.run.policy(step):
-                raise InputError(
-                    f"`{policy}` was made by `{made}`, which is not finished: there is no state to go on from",
-                    hint=f"Train it again: `skyrl train --run {self.run.root} {self.run.stage(step - 1, 'advantage')}`",
-                )
-            return None
-        manifest = read_manifest(made)
-        if manifest.facts.get("policy") == policy_digest(policy):
-            _check_state(made, manifest)
-            return made / "state"
-        if policy == self.run.policy(step):
-            raise InputError(
-                f"`{policy}` is not what step {step - 1} trained", hint="Its files were changed: see `skyrl verify`"
-            )
-        return None
 
     def sync(
         self,
@@ -429,7 +247,7 @@ class Session:
         """Publish the policy that a step trained."""
         from nanoskyrl.stages.sync import sync
 
-        source, record, step = self._places("sync", step, source, output)
+        source, record, step = self.places.of("sync", step, source, output)
         config = stage_config(self.settings, "sync")
         if config.engine is None:
             # Where servers generate, what has to be proved is that they hold the policy.
@@ -439,12 +257,10 @@ class Session:
             if step is None:
                 raise SettingsError("sync needs a place for the policy", hint="Name one with `--target`")
             target = self.run.policy(step + 1)
-        was, log = is_finished(record) and not force, self._log(record, step)
-        manifest = sync(
-            source, record, config, target=target, settings=self.settings,
-            engine=self._engine_for(config.engine), force=force, log=log,
-        )  # fmt: skip
-        return Outcome(manifest, target, was)
+        work = partial(
+            sync, source, record, config, target=target, settings=self.settings, engine=self._engine_for(config.engine)
+        )
+        return self._outcome(work, record, step, force, remembers=False)._replace(output=target)
 
     def eval(
         self, name: str | None = None, *, policy: Path | None = None, output: Path | None = None, force: bool = False
@@ -461,10 +277,8 @@ class Session:
 
         config = stage_config(self.settings, "eval")
         rollout_config = stage_config(self.settings, "rollout", seed=self.config.seed)
-        if not holds_policy(rollout_config.engine):
-            policy = None
-        elif policy is None:
-            policy = self.policy_of((self.run.policies() or [0])[-1])
+        published = self.run.policies() or [0]
+        policy = (policy or self.places.policy_of(published[-1])) if holds_policy(rollout_config.engine) else None
         version = version_of(policy) if policy else None
         # A policy from elsewhere has no version here; its digest names the evaluation.
         place = f"{version:08d}" if version is not None else policy_digest(policy)[:8] if policy else None
@@ -473,74 +287,34 @@ class Session:
             place = re.sub(r"[^\w.-]+", "_", str(model or rollout_config.engine))
         what: str = name or config.env or rollout_config.env
         target = output or self.run.root / EVALUATIONS / place / what
-        was, log = is_finished(target) and not force, self._log(target, version)
         settings = settings_of(what, rollout_config.engine, self.settings)
         engine = self._engine_for(rollout_config.engine, settings)
-        manifest = evaluate(
-            policy, target, config, rollout_config, name=what, settings=settings, engine=engine, force=force, log=log
-        )
-        return Outcome(manifest, target, was)
+        work = partial(evaluate, policy, target, config, rollout_config, name=what, settings=settings, engine=engine)
+        return self._outcome(work, target, version, force, remembers=False)
+
+    def _outcome(
+        self, work: Callable[..., Manifest], output: Path, step: int | None, force: bool, *, remembers: bool = True
+    ) -> Outcome:
+        """Let a stage work, and return what it left behind.
+
+        Args:
+            work: The stage; called with where its numbers go, and whether to replace an output made otherwise.
+            output: Where it writes.
+            step: Of its numbers; None outside a run.
+            force: Whether to replace an output.
+            remembers: Whether a run keeps the settings that came with the command.
+        """
+        was = is_finished(output) and not force
+        inside = self.run.root.resolve() in output.resolve().parents
+        log = MetricsLog(self.run.metrics if inside else output.parent / METRICS, step) if is_main() else MetricsLog()
+        # Not beside the command that goes on in the run.
+        remembers = remembers and step is not None and is_main() and not self.places.ahead
+        with remembering(self.run, self.settings, self.given, output) if remembers else contextlib.nullcontext():
+            return Outcome(work(force=force, log=log), output, was)
 
     def benches(self) -> list[str]:
         """Return the benchmarks that the settings name."""
         return list(stage_config(self.settings, "eval").bench)
-
-    def _places(
-        self, stage: str, step: int | None, source: Path | None, output: Path | None
-    ) -> tuple[Path, Path, int | None]:
-        """Return input, output and step of a stage: those named, or those of the run's newest step that is ready."""
-        source, step = self._source(stage, step, source)
-        if output is None:
-            if step is None:
-                raise SettingsError(
-                    f"`{stage}` needs a place for its output", hint="Name one with `--out`, or the run with `--run`"
-                )
-            output = self.run.stage(step, stage)
-        return source, output, step
-
-    def _source(self, stage: str, step: int | None, source: Path | None) -> tuple[Path, int | None]:
-        """Return input and step of a stage."""
-        if source is None:
-            if step is None:
-                step = self.run.newest_with(INPUT_OF[stage])
-            source = self.run.stage(step, INPUT_OF[stage])
-        elif step is None:
-            read_manifest(source, stage=INPUT_OF[stage])
-            step = self._step_of(source)
-        if step is not None:
-            self._check_parent(step, INPUT_OF[stage])
-        return source, step
-
-    def _check_parent(self, step: int, stage: str) -> None:
-        """Refuse an input of this run that was made from what has been replaced since.
-
-        Raises:
-            InputError: its own input is another now.
-        """
-        parent = INPUT_OF.get(stage)
-        if parent is None:
-            return
-        made, now = self.run.stage(step, stage), self.run.stage(step, parent)
-        if (
-            is_finished(made)
-            and is_finished(now)
-            and read_manifest(made).inputs.get(parent) != read_manifest(now).digest
-        ):
-            raise InputError(
-                f"`{made}` was made from another `{parent}` than `{now}` holds now",
-                hint=f"Run `skyrl {stage} --force` first",
-            )
-
-    def _step_of(self, path: Path) -> int | None:
-        """Return the step of a stage's directory inside this run, or None elsewhere."""
-        parent = path.resolve().parent if "://" not in str(path) else path.parent
-        return step_of(parent) if parent.parent == self.run.root.resolve() else None
-
-    def _log(self, output: Path, step: int | None) -> MetricsLog:
-        if not is_main():
-            return MetricsLog()
-        inside = self.run.root.resolve() in output.resolve().parents
-        return MetricsLog(self.run.metrics if inside else output.parent / METRICS, step)
 
     def _engine_for(self, name: str, settings: Settings | None = None) -> Engine | None:
         """Return the engine that stays up; one of its own where the settings of an evaluation are others."""
@@ -558,7 +332,7 @@ class Session:
     @property
     def world(self) -> Any:
         """The processes that train together."""
-        return self._learner_for(stage_config(self.settings, "train")).world
+        return self._learner_up().world
 
     def prune(self, step: int, keep: int) -> None:
         """Delete the optimizer's state of the step that is no longer among the newest; `keep` 0 keeps all."""
@@ -569,10 +343,9 @@ class Session:
         """Let go of the model that trains: what it holds lies on disk."""
         self._learner = self._passes = None
         gc.collect()
-        if "torch" in sys.modules:
-            import torch
+        import torch
 
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
     def close(self) -> None:
         """Stop what the engines started."""
@@ -581,30 +354,13 @@ class Session:
                 engine.close()
         self._engines.clear()
 
-    def _learner_for(self, config: Any) -> Any:
-        if not self.keep_up:
-            return None
-        if self._learner is None:
-            from nanoskyrl.stages.learning.recipe import recipe_of
+    def _learner_up(self) -> Any:
+        """Return the learner that stays up, or one for this call."""
+        from nanoskyrl.stages.learning.recipe import recipe_of
 
-            self._learner = recipe_of(config, self.settings).learner()
-        return self._learner
-
-
-def _check_state(made: Path, manifest: Manifest) -> None:
-    """Raise InputError if an optimizer's state is not the one that was written; a pruned one is not looked at."""
-    for name, digest in manifest.files.items():
-        path = made / name
-        if name.startswith("state/") and path.is_file() and cached_digest(path) != digest:
-            raise InputError(f"`{path}` has another digest than its manifest says", hint="Train that step again")
-
-
-def check_place(run: Run) -> None:
-    """Raise SettingsError if a run does not lie in this machine's file system."""
-    if not is_local(run.root):
-        raise SettingsError(
-            f"a run lies on this machine, not at `{run.root}`", hint="Single stages take URLs, by `--out`"
-        )
+        learner = self._learner or recipe_of(stage_config(self.settings, "train"), self.settings).learner()
+        self._learner = learner if self.keep_up else None
+        return learner
 
 
 def holds_policy(engine: str) -> bool:
@@ -613,41 +369,3 @@ def holds_policy(engine: str) -> bool:
     if engine in BUILTIN["engine"]:
         return engine not in WITHOUT_POLICY
     return issubclass(lookup("engine", engine), TokenEngine)
-
-
-def as_toml(settings: Settings) -> str:
-    """TOML has no null; a key that is not there means the default, which is None where None is allowed."""
-    import tomlkit
-
-    return tomlkit.dumps(
-        {
-            table: {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items() if v is not None}
-            for table, keys in settings.items()
-            if keys
-        }
-    )
-
-
-def check_first_policy(run: Run, name: str) -> bool:
-    """Say whether the run has its first policy; refuse a name that stands for another one.
-
-    Raises:
-        OutputError: the run began with another policy.
-    """
-    place = run.policy(0)
-    if not place.is_dir():
-        return False
-    source = read_info(place).source
-    if source != name and policy_digest(resolve_policy(name)) != policy_digest(place):
-        raise OutputError(
-            f"run `{run.root}` began with the policy `{source}`, not `{name}`", hint="Start another run with `--run`"
-        )
-    return True
-
-
-def settings_for(run: Run, *sources: Settings) -> Settings:
-    """Return the settings of a command in a run: those that made the run, then those given now."""
-    from nanoskyrl.stages.core.config import read_file
-
-    kept = read_file(run.settings_file) if run.settings_file.is_file() else {}
-    return merge(kept, *sources)

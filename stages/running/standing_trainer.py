@@ -18,6 +18,7 @@ from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.stopping import told_to_stop
 from nanoskyrl.stages.core.storage import locked
 from nanoskyrl.stages.engines.vllm.servers import alive
+from nanoskyrl.stages.running.run_settings import remember
 from nanoskyrl.stages.running.session import Session
 
 STOP_FILE = "train.stop"
@@ -67,7 +68,7 @@ def follow(
     with told_to_stop(stop), world.if_main(locked(run.root / STOP_FILE, held)):
         # Not before it is known that no other trainer is at work: a run remembers nothing of one that was refused.
         if world.is_main and KEEPER not in os.environ:
-            session.remember()
+            remember(run, session.settings, session.given)
         step = world.broadcast(next_to_train(run))
         while (steps is None or step < steps) and (found := world.broadcast(_look(run, step, stop))) != STOP:
             if found == NOTHING:

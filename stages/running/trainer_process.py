@@ -11,7 +11,8 @@ from nanoskyrl.stages.core.errors import EngineError
 from nanoskyrl.stages.core.gpus import visible
 from nanoskyrl.stages.core.manifest import is_finished
 from nanoskyrl.stages.core.storage import make_directory
-from nanoskyrl.stages.running.session import Session, as_toml
+from nanoskyrl.stages.running.run_settings import as_toml
+from nanoskyrl.stages.running.session import Session
 from nanoskyrl.stages.running.standing_trainer import KEEPER, STOP_FILE
 
 LOG = "train.log"

@@ -25,7 +25,7 @@ def main() -> None:
     learner: Learner = recipe.learner()
     learner.load(Path(policy), seed=1)
     everything = list(range(table.num_rows))
-    found = {"processes": learner.world.size, "strategy": learner.strategy}
+    found = {"processes": learner.world.size, "strategy": learner.strategy.name}
 
     update = Update(recipe.objective(table))
     found["gradient"] = update.gradient(learner, everything)

@@ -55,6 +55,11 @@ def test_gradients_of_micro_batches_add_up_in_float32():
     assert masters.stepped[0].grad.item() == 300  # in bfloat16 it would stay at 256
 
 
+def stepped(learner):
+    """Return what the optimizer of the policy steps."""
+    return learner.strategy.trained[0].masters.stepped
+
+
 def update(learner):
     algorithm = lookup("algo", "grpo")
     config = TrainConfig(max_tokens_per_micro_batch=40)
@@ -78,7 +83,7 @@ def test_small_steps_of_a_critic_in_bfloat16_add_up_and_go_on_with_the_same_bits
     unbroken, broken = Learner(config, critic=critic), Learner(config, critic=critic)
     for learner in (unbroken, broken):
         learner.load(STARTER)
-    began = [copy.clone() for copy in unbroken._critic_masters.state()]
+    began = [copy.clone() for copy in unbroken.strategy.trained[1].masters.state()]
     assert {each.dtype for each in began} == {torch.float32}
     for step in range(4):
         assert update_with_critic(unbroken).critic_grad_norm > 0
@@ -86,7 +91,7 @@ def test_small_steps_of_a_critic_in_bfloat16_add_up_and_go_on_with_the_same_bits
         broken.save(tmp_path / str(step) / "policy", tmp_path / str(step) / "state", [1, 2, 3])
         broken = Learner(config, critic=critic)
         broken.load(tmp_path / str(step) / "policy", tmp_path / str(step) / "state")
-    ended, again = unbroken._critic_masters.state(), broken._critic_masters.state()
+    ended, again = unbroken.strategy.trained[1].masters.state(), broken.strategy.trained[1].masters.state()
     assert all(torch.equal(a, b) for a, b in zip(ended, again, strict=True))
     moved = sum(int((a != b).sum()) for a, b in zip(began, ended, strict=True))
     assert moved > 0.8 * sum(each.numel() for each in began)  # in bfloat16 a step of 1e-6 moves hardly any
@@ -122,11 +127,11 @@ def test_a_learner_that_stopped_goes_on_with_the_same_bits(tmp_path, settings):
         update(broken)
         place, state = tmp_path / str(step) / "policy", tmp_path / str(step) / "state"
         broken.save(place, state, [1, 2, 3])
-        for a, b in zip(unbroken.masters.stepped, broken.masters.stepped, strict=True):
+        for a, b in zip(stepped(unbroken), stepped(broken), strict=True):
             assert torch.equal(a, b)
     moved = Learner(config)
     moved.load(STARTER, seed=3)
-    assert not all(torch.equal(a, b) for a, b in zip(unbroken.masters.stepped, moved.masters.stepped, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(stepped(unbroken), stepped(moved), strict=True))
 
 
 def left_behind(place, **settings):
@@ -148,7 +153,7 @@ def test_what_goes_on_from_a_state_goes_by_its_own_settings(tmp_path):
         learner = Learner(OptimizerConfig(**{"lr": 1e-3, **settings}))
         learner.load(*start, seed=3)
         done = update(learner)
-        ends[name] = torch.cat([p.flatten() for p in learner.masters.stepped]), done.lr
+        ends[name] = torch.cat([p.flatten() for p in stepped(learner)]), done.lr
     assert {name: rate for name, (_, rate) in ends.items()} == pytest.approx(
         {"as before": 1e-3, "rate": 1e-2, "decay": 1e-3, "betas": 1e-3, "warm-up": 1e-5, "schedule": 5e-4}
     )

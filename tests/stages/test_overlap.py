@@ -24,7 +24,8 @@ from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.storage import locked
 from nanoskyrl.stages.running.loop import LoopConfig, loop
 from nanoskyrl.stages.running.placement import gpus_of, placement_of
-from nanoskyrl.stages.running.session import Session, settings_for
+from nanoskyrl.stages.running.run_settings import begin_run, settings_for
+from nanoskyrl.stages.running.session import Session
 from nanoskyrl.stages.running.standing_trainer import KEEPER, STOP_FILE, follow
 
 LAGGED = merge(SMALL, {"run": {"lag": 1}, "loop": {"steps": 3}})
@@ -72,7 +73,7 @@ def follower(run, settings, **options):
 
 def test_a_trainer_that_follows_leaves_the_bytes_of_the_commands(whole, tmp_path):
     run = Run(tmp_path / "run")
-    Session(run, LAGGED).begin()
+    begin_run(run, LAGGED)
     thread, found = follower(run, LAGGED, steps=3)
     for step in range(3):
         session = Session(run, LAGGED)
@@ -116,7 +117,7 @@ def test_a_second_trainer_of_a_run_is_refused(tmp_path):
 )
 def test_a_run_remembers_the_settings_of_a_trainer_that_no_loop_keeps(keeper, remembered, tmp_path, monkeypatch):
     run, given = Run(tmp_path / "run"), {"train": {"lr": 1e-3}}
-    Session(run, LAGGED).begin()
+    begin_run(run, LAGGED)
     if keeper is not None:
         monkeypatch.setenv(KEEPER, str(keeper))
     follow(Session(run, merge(LAGGED, given), given=given, keep_up=True, ahead=True), steps=0)
@@ -125,7 +126,7 @@ def test_a_run_remembers_the_settings_of_a_trainer_that_no_loop_keeps(keeper, re
 
 def test_a_run_remembers_nothing_of_a_trainer_that_was_refused(tmp_path):
     run, given = Run(tmp_path / "run"), {"train": {"lr": 1e-3}}
-    Session(run, LAGGED).begin()
+    begin_run(run, LAGGED)
     with locked(run.root / STOP_FILE), pytest.raises(OutputError, match="another trainer follows"):
         follow(Session(run, merge(LAGGED, given), given=given, keep_up=True, ahead=True), steps=0)
     assert "train" not in settings_for(run)
@@ -206,7 +207,7 @@ def test_a_trainer_in_two_processes_follows_with_passes_of_models(tmp_path):
     settings = merge(LAGGED, {"advantage": {"old_logprobs": "recompute"}, "loop": {"steps": 1}})
     run = Run(tmp_path / "run")
     session = Session(run, settings)
-    session.begin()
+    begin_run(run, settings)
     session.rollout(0)
     session.score(0)
     done = skyrl("train", "--follow", run.root, "--steps", 1, "--num-processes", 2)

@@ -11,7 +11,8 @@ from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.runs import STAGES, Run
 from nanoskyrl.stages.running.loop import loop
 from nanoskyrl.stages.running.outdated_outputs import outdated
-from nanoskyrl.stages.running.session import Session, settings_for
+from nanoskyrl.stages.running.run_settings import settings_for
+from nanoskyrl.stages.running.session import Session
 
 LAGGED = merge(SMALL, {"run": {"lag": 1}, "loop": {"steps": 1}})
 MADE = ("rollout", "score", "advantage", "train")
