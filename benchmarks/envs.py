@@ -19,8 +19,8 @@ from nanoskyrl.envs.sandbox.base import available, run_python
 from nanoskyrl.stages.core.config import plugin_config
 from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.core.registry import ENVS, lookup
-from nanoskyrl.stages.engines.base import Generation, Sampling, TokenEngine
-from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits, play
+from nanoskyrl.stages.engines.base import Generation, SamplingParams, TokenEngine
+from nanoskyrl.stages.engines.turns import Attempt, Identity, TurnLimits, play
 from nanoskyrl.stages.models.loading import load_tokenizer
 from nanoskyrl.stages.models.policy import STARTER, resolve_policy
 from nanoskyrl.stages.models.rendering import Renderer
@@ -73,7 +73,7 @@ class Expert(TokenEngine):
     def logprobs(self, token_ids: Any) -> list[float]:
         return []
 
-    def generate(self, requests: Any, sampling: Sampling) -> list[Generation]:
+    def generate(self, requests: Any, sampling: SamplingParams) -> list[Generation]:
         ids = self.actions[self.turn]
         self.turn += 1
         nats = np.zeros(len(ids), np.float32)
@@ -83,7 +83,9 @@ class Expert(TokenEngine):
 def milliseconds_a_turn(environment: Any, renderer: Renderer) -> float:
     """Return what parsing, rendering and recording add to a turn, without the engine and without the environment."""
     tasks = environment.tasks("train")[:64]
-    limits = Limits(max_turns=64, max_generate_length=1 << 16, max_input_length=1 << 20, max_sequence_length=1 << 20)
+    limits = TurnLimits(
+        max_turns=64, max_generate_length=1 << 16, max_input_length=1 << 20, max_sequence_length=1 << 20
+    )
     spent, turns, begun = 0.0, 0, time.perf_counter()
     for task in itertools.cycle(tasks):
         if time.perf_counter() - begun > SECONDS:
@@ -101,8 +103,8 @@ def milliseconds_a_turn(environment: Any, renderer: Renderer) -> float:
             trajectory_id="t", group_id="g", sample=0, env="e", seed=0, policy_version=0, policy_digest="d"
         )
         started = time.perf_counter()
-        attempt = Attempt(task, identity, environment, engine, Sampling(), limits, stepwise=False)
-        play([attempt], engine, Sampling(), Stopwatch())
+        attempt = Attempt(task, identity, environment, engine, SamplingParams(), limits, stepwise=False)
+        play([attempt], engine, SamplingParams(), Stopwatch())
         attempt.rows()
         spent += time.perf_counter() - started - alone
         turns += len(script)

@@ -427,7 +427,7 @@ def step_sync(bench: Bench) -> None:
     import torch
     from peft import LoraConfig, get_peft_model
 
-    from nanoskyrl.stages.engines.base import Request, Sampling
+    from nanoskyrl.stages.engines.base import Request, SamplingParams
     from nanoskyrl.stages.models.loading import load_model
     from nanoskyrl.stages.models.policy import PolicyInfo, policy_digest, write_info
 
@@ -451,7 +451,7 @@ def step_sync(bench: Bench) -> None:
         engine.facts()
         engine.load(target)
         loaded = time.perf_counter()
-        engine.generate([Request(prompt_ids=list(range(10, 30)), seed=0, max_tokens=1)], Sampling())
+        engine.generate([Request(prompt_ids=list(range(10, 30)), seed=0, max_tokens=1)], SamplingParams())
         ended = time.perf_counter()
         size = sum(file.stat().st_size for file in target.iterdir())
         say(

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from nanoskyrl.stages.running.session import Outcome, Session
+    from nanoskyrl.stages.running.session import Session, StageResult
 
 RunOption = Annotated[
     str | None, typer.Option("--run", help="Run directory; default $SKYRL_RUN, then runs/default.", show_default=False)
@@ -180,7 +180,7 @@ def say(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def finish(outcome: "Outcome", session: "Session", following: str | None, as_json: bool) -> int:
+def finish(outcome: "StageResult", session: "Session", following: str | None, as_json: bool) -> int:
     """Say what was done and what to type next, or print the manifest; return 3 if rows fell short."""
     from nanoskyrl.stages.core.errors import EXIT_OK, EXIT_SHORT
     from nanoskyrl.stages.core.runs import DEFAULT_RUN

@@ -186,18 +186,18 @@ def advantage_columns(
     """
     watch = watch or Stopwatch()
     with watch("estimate"):
-        episodes = gather(tables)
-        reasons = drop_reasons(episodes, config)
+        trajectories = gather(tables)
+        reasons = drop_reasons(trajectories, config)
     asks, passed = _asks(config, estimator), {}
     if asks:
         from nanoskyrl.stages.learning.model_columns import Wanted
 
         wanted = Wanted(policy=models.policy, reference=models.reference, **{name: name in asks for name in PASSED})
         with watch("passes"):
-            needed = rows_needed(episodes, reasons, config)
+            needed = rows_needed(trajectories, reasons, config)
             passed = _passes(tables, out, needed, models.passes or _fresh_passes(), wanted, config)
     with watch("estimate"):
-        return estimate(episodes, reasons, passed, config, estimator)
+        return estimate(trajectories, reasons, passed, config, estimator)
 
 
 def _estimator(name: str) -> Estimator:

@@ -27,7 +27,7 @@ from nanoskyrl.stages.core.rows import from_table, to_table
 from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl.stages.core.trajectory import LOGPROBS_MODES, SPLITS, Trajectory
-from nanoskyrl.stages.engines.base import AsyncEngine, Engine, Sampling, make_engine
+from nanoskyrl.stages.engines.base import AsyncEngine, Engine, SamplingParams, make_engine
 from nanoskyrl.stages.engines.rollout_parts import (
     SUMMARY_COLUMNS,
     failed,
@@ -37,7 +37,7 @@ from nanoskyrl.stages.engines.rollout_parts import (
     summary,
 )
 from nanoskyrl.stages.engines.task_order import TaskOrder, tasks_in
-from nanoskyrl.stages.engines.turns import Limits
+from nanoskyrl.stages.engines.turns import TurnLimits
 from nanoskyrl.stages.models.policy import policy_digest
 
 if TYPE_CHECKING:
@@ -361,11 +361,11 @@ def run_parts(
         attempts,
         plan.environment,
         engine,
-        Sampling(
+        SamplingParams(
             temperature=config.temperature, top_p=config.top_p, top_k=config.top_k,
             logprobs_mode=config.logprobs_mode, stop_strings=config.stop_strings,
         ),
-        Limits(
+        TurnLimits(
             max_turns=config.max_turns, max_generate_length=config.max_generate_length,
             max_input_length=config.max_input_length or NO_LIMIT,
             max_sequence_length=config.max_sequence_length or NO_LIMIT,

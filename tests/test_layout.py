@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,16 @@ def test_upper_layers_import_lower_ones_only(module):
 def test_environments_and_evaluations_know_neither_torch_nor_vllm_nor_transformers(folder):
     for path in (ROOT / folder).rglob("*.py"):
         assert not {name.split(".")[0] for name in imports(path)} & {"torch", "vllm", "transformers"}, path
+
+
+def test_a_class_name_has_one_meaning():
+    found = [
+        node.name
+        for path in modules().values()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert [name for name, count in Counter(found).items() if count > 1] == []
 
 
 def test_no_module_imports_vllm():

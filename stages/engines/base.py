@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class SamplingParams:
     """How tokens are drawn; the same for all requests of a call."""
 
     temperature: float = 1.0
@@ -154,7 +154,7 @@ class TokenEngine(ABC):
         """Take these weights; returns once they are in use."""
 
     @abstractmethod
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Generation]:
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Generation]:
         """Return one generation for each request, in order; one that fails never takes others with it."""
 
     @abstractmethod
@@ -203,10 +203,10 @@ class AsyncTokenEngine(AsyncEngine, TokenEngine):
     """Samples many requests at once."""
 
     @abstractmethod
-    async def sample(self, request: Request, sampling: Sampling) -> Generation:
+    async def sample(self, request: Request, sampling: SamplingParams) -> Generation:
         """Return what came of a request; raises only what ends the whole rollout."""
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Generation]:
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Generation]:
         """Return one generation for each request, in order."""
 
         async def all_of_them() -> list[Generation]:
@@ -221,7 +221,7 @@ class ChatEngine(AsyncEngine):
     takes_stop_strings: bool = True
 
     @abstractmethod
-    async def chat(self, request: ChatRequest, sampling: Sampling) -> Reply:
+    async def chat(self, request: ChatRequest, sampling: SamplingParams) -> Reply:
         """Return what came of a request, errors included."""
 
 

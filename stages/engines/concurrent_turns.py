@@ -14,7 +14,7 @@ from typing import Any
 
 from nanoskyrl.envs.base import Environment
 from nanoskyrl.stages.core.metrics import Stopwatch
-from nanoskyrl.stages.engines.base import AsyncEngine, AsyncTokenEngine, ChatEngine, Sampling
+from nanoskyrl.stages.engines.base import AsyncEngine, AsyncTokenEngine, ChatEngine, SamplingParams
 from nanoskyrl.stages.engines.turns import Attempt
 
 THREADS = 32
@@ -26,7 +26,7 @@ _END = object()
 def play_concurrently(
     parts: Sequence[Sequence[Begin]],
     engine: AsyncEngine,
-    sampling: Sampling,
+    sampling: SamplingParams,
     watch: Stopwatch,
     *,
     threads: int = THREADS,
@@ -95,7 +95,7 @@ def play_concurrently(
 async def _carry(
     begin: Begin,
     engine: AsyncEngine,
-    sampling: Sampling,
+    sampling: SamplingParams,
     pool: ThreadPoolExecutor,
     busy: "_Busy",
     spent: list[float],

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.engines.base import Generation, HfConfig, Request, Sampling, TokenEngine
+from nanoskyrl.stages.engines.base import Generation, HfConfig, Request, SamplingParams, TokenEngine
 from nanoskyrl.stages.models.device import pick_device, pick_dtype
 from nanoskyrl.stages.models.kv_cache import empty_cache, forward, select_rows
 from nanoskyrl.stages.models.loading import check_vocabulary, load_model, load_tokenizer, stop_ids
@@ -86,7 +86,7 @@ class HfEngine(TokenEngine):
             held[name].copy_(value)
         return True
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Generation]:
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Generation]:
         """Return one generation for each request, batch by batch in their order."""
         size = self.config.batch_size
         done: list[Generation] = []
@@ -101,7 +101,7 @@ class HfEngine(TokenEngine):
             ids = torch.tensor([list(token_ids)], device=self.device)
             return sequence_logprobs(self._model, ids, torch.ones_like(ids), temperature=1.0).logprobs[0].tolist()
 
-    def _generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Generation]:
+    def _generate_batch(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Generation]:
         limits = torch.tensor([request.max_tokens for request in requests])
         uniform = torch.from_numpy(
             np.stack([_uniform(request.seed, int(limits.max())) for request in requests])
@@ -201,7 +201,7 @@ def _uniform(seed: int, count: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=seed)).random(count)
 
 
-def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample one token a row.
 
     Args:
@@ -234,7 +234,7 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> tup
     return torch.cat(ids), torch.cat(nats)
 
 
-def _truncate(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+def _truncate(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
     """Set logits outside top_k and top_p to minus infinity; the likeliest token always stays."""
     if 0 < sampling.top_k < logits.shape[-1]:
         least = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
@@ -254,7 +254,7 @@ def _by_row(
     logprobs: list[torch.Tensor],
     stop: frozenset[int],
     stopped: set[int],
-    sampling: Sampling,
+    sampling: SamplingParams,
 ) -> list[Generation]:
     """Turn tokens listed step by step into one generation a row."""
     flat_rows = torch.cat(rows)

@@ -17,7 +17,7 @@ from typing import IO, Any, ClassVar
 
 from nanoskyrl.stages.core.digests import digest_json
 from nanoskyrl.stages.core.errors import EngineError, SettingsError, check_words
-from nanoskyrl.stages.engines.base import UNREACHABLE, ChatEngine, ChatRequest, Reply, Sampling
+from nanoskyrl.stages.engines.base import UNREACHABLE, ChatEngine, ChatRequest, Reply, SamplingParams
 from nanoskyrl.stages.engines.chat_wire import TOOL_MODES, text_of, to_wire
 
 SEED_BITS = (1 << 31) - 1
@@ -112,7 +112,7 @@ class OpenaiEngine(ChatEngine):
         self._journal = journal.open("a", encoding="utf-8")
         self._journal.write("\n")  # after a torn line
 
-    async def chat(self, request: ChatRequest, sampling: Sampling) -> Reply:
+    async def chat(self, request: ChatRequest, sampling: SamplingParams) -> Reply:
         """Return what came of a request, errors included."""
         body = self._body(request, sampling)
         # The seed stands in the key though it may not be sent: each sample has a reply of its own.
@@ -129,7 +129,7 @@ class OpenaiEngine(ChatEngine):
             self._journal.flush()
         return reply
 
-    def _body(self, request: ChatRequest, sampling: Sampling) -> dict[str, Any]:
+    def _body(self, request: ChatRequest, sampling: SamplingParams) -> dict[str, Any]:
         config = self.config
         body: dict[str, Any] = {
             "model": config.model,

@@ -23,9 +23,9 @@ from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.metrics import Stopwatch, Value, mean
 from nanoskyrl.stages.core.rows import calls_to_json
 from nanoskyrl.stages.core.trajectory import Trajectory
-from nanoskyrl.stages.engines.base import AsyncEngine, Engine, Sampling, TokenEngine
+from nanoskyrl.stages.engines.base import AsyncEngine, Engine, SamplingParams, TokenEngine
 from nanoskyrl.stages.engines.concurrent_turns import play_concurrently, threads_for
-from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits, play
+from nanoskyrl.stages.engines.turns import Attempt, Identity, TurnLimits, play
 
 SUMMARY_COLUMNS = ("stop_reason", "completion_tokens", "turns")
 
@@ -53,8 +53,8 @@ def play_parts(
     parts: Mapping[int, Sequence[tuple[Task, Identity]]],
     environment: Environment,
     engine: Engine,
-    sampling: Sampling,
-    limits: Limits,
+    sampling: SamplingParams,
+    limits: TurnLimits,
     watch: Stopwatch,
     *,
     memory: Memory,

@@ -26,14 +26,14 @@ from nanoskyrl.stages.engines.base import (
     Generation,
     Reply,
     Request,
-    Sampling,
+    SamplingParams,
     TextEngine,
     TokenEngine,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class TurnLimits:
     """Where an attempt is cut off; lengths are in tokens."""
 
     max_turns: int
@@ -89,8 +89,8 @@ class Attempt:
         identity: Identity,
         environment: Environment,
         engine: Engine,
-        sampling: Sampling,
-        limits: Limits,
+        sampling: SamplingParams,
+        limits: TurnLimits,
         *,
         stepwise: bool,
         memory: Memory = Memory(),
@@ -330,7 +330,7 @@ def _sum(counted: int | None, more: int | None) -> int | None:
     return None if counted is None or more is None else counted + more
 
 
-def play(attempts: Sequence[Attempt], engine: Engine, sampling: Sampling, watch: Stopwatch) -> None:
+def play(attempts: Sequence[Attempt], engine: Engine, sampling: SamplingParams, watch: Stopwatch) -> None:
     """Carry all attempts to their end, turn by turn, in their order.
 
     Args:

@@ -20,7 +20,7 @@ from nanoskyrl.stages.core.rows import list_column, row_arrays
 from nanoskyrl.stages.core.trajectory import schema_of
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
 from nanoskyrl.stages.learning.kl_in_reward import penalties
-from nanoskyrl.stages.learning.trajectories import Episode, Episodes, batch_of, estimates_by_row
+from nanoskyrl.stages.learning.trajectories import ScoredTrajectories, ScoredTrajectory, batch_of, estimates_by_row
 
 PASSED = ("old_logprobs", "ref_logprobs", "values")
 """Columns that models give."""
@@ -28,14 +28,14 @@ SUMMARY_COLUMNS = ("kept", "drop_reason", "advantages", "is_last_step", "group_i
 Rows = list[np.ndarray | None]
 
 
-def drop_reasons(episodes: Episodes, config: AdvantageConfig) -> list[str | None]:
+def drop_reasons(trajectories: ScoredTrajectories, config: AdvantageConfig) -> list[str | None]:
     """Return why each trajectory is left out, None where it is kept.
 
     Raises:
         SettingsError: a group has one scored member, under `singleton = error`.
     """
-    groups, metrics = [e.group for e in episodes], [e.metric for e in episodes]
-    scored = Counter(e.group for e in episodes if e.reward is not None)
+    groups, metrics = [t.group for t in trajectories], [t.metric for t in trajectories]
+    scored = Counter(t.group for t in trajectories if t.reward is not None)
     if config.singleton == "error" and (alone := next((g for g in groups if scored[g] == 1), None)) is not None:
         raise SettingsError(
             f"group `{alone}` has one scored trajectory",
@@ -44,34 +44,34 @@ def drop_reasons(episodes: Episodes, config: AdvantageConfig) -> list[str | None
     spread = groups_with_spread(groups, metrics)
     first = first_groups(groups, spread, config.max_groups)
 
-    def reason(episode: Episode) -> str | None:
-        group = episode.group
+    def reason(trajectory: ScoredTrajectory) -> str | None:
+        group = trajectory.group
         holds = {
-            "untrainable": not episode.trainable,
-            "failed": episode.failed,
-            "unscored": episode.reward is None,
-            "overlong": config.overlong_filter and is_overlong(episode.stop_reason),
+            "untrainable": not trajectory.trainable,
+            "failed": trajectory.failed,
+            "unscored": trajectory.reward is None,
+            "overlong": config.overlong_filter and is_overlong(trajectory.stop_reason),
             "singleton": config.singleton == "drop" and scored[group] == 1,
             "zero_variance": config.drop_zero_variance and scored[group] > 1 and group not in spread,
             "surplus": config.max_groups is not None and group in spread and group not in first,
         }
         return next((name for name, it_does in holds.items() if it_does), None)
 
-    return [reason(episode) for episode in episodes]
+    return [reason(trajectory) for trajectory in trajectories]
 
 
-def rows_needed(episodes: Episodes, reasons: Sequence[str | None], config: AdvantageConfig) -> set[int]:
+def rows_needed(trajectories: ScoredTrajectories, reasons: Sequence[str | None], config: AdvantageConfig) -> set[int]:
     """Return the rows that models are asked about: those kept, and those whose penalty enters their group's mean."""
     return {
         row
-        for episode, reason in zip(episodes, reasons, strict=True)
+        for trajectory, reason in zip(trajectories, reasons, strict=True)
         if reason is None or (config.use_kl_in_reward and reason == "overlong")
-        for row in episode.rows
+        for row in trajectory.rows
     }
 
 
 def estimate(
-    episodes: Episodes,
+    trajectories: ScoredTrajectories,
     reasons: Sequence[str | None],
     passed: Mapping[str, Rows],
     config: AdvantageConfig,
@@ -79,29 +79,29 @@ def estimate(
 ) -> dict[str, list[Any]]:
     """Return the columns of `advantage`, one value a row of the whole batch."""
     kept = [reason is None for reason in reasons]
-    found = penalties(passed, episodes.masks, config, rows_needed(episodes, reasons, config))
-    rewards = [_shaped(episode, config) for episode in episodes]
-    joined = [None if found is None else episodes.joined(episode, found) for episode in episodes]
+    found = penalties(passed, trajectories.masks, config, rows_needed(trajectories, reasons, config))
+    rewards = [_shaped(trajectory, config) for trajectory in trajectories]
+    joined = [None if found is None else trajectories.joined(trajectory, found) for trajectory in trajectories]
     totals = [
         None if reward is None else reward - (0.0 if penalty is None else float(penalty.sum()))
         for reward, penalty in zip(rewards, joined, strict=True)
     ]
     # A penalty falls on its own token where the estimator knows tokens, else on the whole.
     batch = batch_of(
-        episodes, rewards if estimator.by_token else totals, kept,
+        trajectories, rewards if estimator.by_token else totals, kept,
         penalties=found if estimator.by_token else None, values=passed.get("values"),
     )  # fmt: skip
     with plugin_errors(f"estimator `{estimator.name}`"):
         estimates = checked_estimates(estimator.estimate(batch, config), batch)
-    advantages, returns = estimates_by_row(episodes, estimates)
-    rows = len(episodes.masks)
+    advantages, returns = estimates_by_row(trajectories, estimates)
+    rows = len(trajectories.masks)
     columns: dict[str, list[Any]] = {
         "shaped_reward": [None] * rows, "kept": [False] * rows, "drop_reason": [None] * rows,
         "advantages": advantages, "returns": returns,
         **{name: list(passed.get(name) or [None] * rows) for name in PASSED},
     }  # fmt: skip
-    for episode, reason, total in zip(episodes, reasons, totals, strict=True):
-        for row in episode.rows:
+    for trajectory, reason, total in zip(trajectories, reasons, totals, strict=True):
+        for row in trajectory.rows:
             columns["shaped_reward"][row] = total
             columns["kept"][row], columns["drop_reason"][row] = reason is None, reason
             if reason is not None:
@@ -135,14 +135,14 @@ def checked_estimates(found: Any, batch: Batch) -> Estimates:
     return found
 
 
-def _shaped(episode: Episode, config: AdvantageConfig) -> float | None:
-    if episode.reward is None or not config.overlong_buffer_length:
-        return episode.reward
-    if episode.longest_turn is None:  # without tokens it is not trained on, and there is no length to punish
+def _shaped(trajectory: ScoredTrajectory, config: AdvantageConfig) -> float | None:
+    if trajectory.reward is None or not config.overlong_buffer_length:
+        return trajectory.reward
+    if trajectory.longest_turn is None:  # without tokens it is not trained on, and there is no length to punish
         return None
     assert config.overlong_max_length is not None
-    return episode.reward + overlong_punishment(
-        episode.longest_turn, max_length=config.overlong_max_length,
+    return trajectory.reward + overlong_punishment(
+        trajectory.longest_turn, max_length=config.overlong_max_length,
         buffer_length=config.overlong_buffer_length, factor=config.overlong_factor,
     )  # fmt: skip
 

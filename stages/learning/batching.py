@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.rows import row_arrays
-from nanoskyrl.stages.learning.process_group import World, share_out
+from nanoskyrl.stages.learning.process_group import ProcessGroup, share_out
 from nanoskyrl.stages.learning.trajectories import old_or_sampler_s
 
 PER_TOKEN = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages", "returns", "values")
@@ -206,7 +206,7 @@ def collate_all(
     device: str,
     *,
     packed: bool = False,
-    world: World = World(),
+    world: ProcessGroup = ProcessGroup(),
 ) -> Iterator[MicroBatch | None]:
     """Yield this process's micro-batches of these rows.
 

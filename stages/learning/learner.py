@@ -38,7 +38,7 @@ from nanoskyrl.stages.models.critic import Critic, load_critic, new_critic
 from nanoskyrl.stages.models.device import pick_device, pick_dtype
 from nanoskyrl.stages.models.kv_cache import without_wrapper
 from nanoskyrl.stages.models.loading import load_model
-from nanoskyrl.stages.models.logprobs import Head, TokenStatistics, sequence_logprobs
+from nanoskyrl.stages.models.logprobs import LogprobHead, TokenStatistics, sequence_logprobs
 from nanoskyrl.stages.models.packing import prepare_packing
 from nanoskyrl.stages.models.policy import (
     PolicyInfo,
@@ -70,7 +70,7 @@ class PolicyModule(nn.Module):
         """Wrap a model of transformers or peft."""
         super().__init__()
         self.model = model
-        self.head = Head(without_wrapper(model), fused=fused)
+        self.head = LogprobHead(without_wrapper(model), fused=fused)
 
     def forward(
         self, ids: Tensor, mask: Tensor, select: Tensor | None, temperature: float, want_hidden: bool

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class ProcessGroup:
     """Who else is training."""
 
     rank: int = 0
@@ -67,15 +67,15 @@ class World:
             torch.distributed.barrier()
 
 
-def join(device: str) -> World:
+def join(device: str) -> ProcessGroup:
     """Meet the other processes, if this one was started beside some."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        return World()
+        return ProcessGroup()
     from accelerate import PartialState
 
     state = PartialState(cpu=device == "cpu")
-    return World(state.process_index, state.num_processes)
+    return ProcessGroup(state.process_index, state.num_processes)
 
 
 def device_of(kind: str) -> str:
@@ -83,7 +83,7 @@ def device_of(kind: str) -> str:
     return f"cuda:{os.environ['LOCAL_RANK']}" if kind == "cuda" and "LOCAL_RANK" in os.environ else kind
 
 
-def strategy_of(config: OptimizerConfig, world: World, *, parameters: int, lora: bool) -> str:
+def strategy_of(config: OptimizerConfig, world: ProcessGroup, *, parameters: int, lora: bool) -> str:
     """Return how several processes share the model: ddp, zero2 or zero3; `one` for one process.
 
     Args:
@@ -149,7 +149,7 @@ def _free_port() -> int:
         return found.getsockname()[1]
 
 
-def share_out(batches: Sequence[list[int]], lengths: Sequence[int], world: World) -> list[list[int]]:
+def share_out(batches: Sequence[list[int]], lengths: Sequence[int], world: ProcessGroup) -> list[list[int]]:
     """Return this process's micro-batches: every process has as many, and about as many tokens.
 
     Args:

@@ -40,7 +40,7 @@ def old_or_sampler_s(
 
 
 @dataclass(slots=True)
-class Episode:
+class ScoredTrajectory:
     """One trajectory."""
 
     group: str
@@ -63,10 +63,10 @@ class Episode:
 
 
 @dataclass(slots=True)
-class Episodes:
+class ScoredTrajectories:
     """All trajectories of a batch, in the order of their first rows."""
 
-    by_id: dict[str, Episode]
+    by_id: dict[str, ScoredTrajectory]
     masks: list[np.ndarray]
     """Of each row; empty where the engine had no tokens."""
 
@@ -74,17 +74,17 @@ class Episodes:
         """Iterate over the trajectories."""
         return iter(self.by_id.values())
 
-    def joined(self, episode: Episode, rows: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    def joined(self, trajectory: ScoredTrajectory, rows: Sequence[np.ndarray | None]) -> np.ndarray | None:
         """Return the numbers of a trajectory's tokens, from those of its rows; None if a row has none."""
-        found = [row for row in (rows[index] for index in episode.rows) if row is not None]
-        if len(found) < len(episode.rows):
+        found = [row for row in (rows[index] for index in trajectory.rows) if row is not None]
+        if len(found) < len(trajectory.rows):
             return None
         return found[0] if len(found) == 1 else np.concatenate(found)
 
 
-def gather(tables: Iterable[pa.Table]) -> Episodes:
+def gather(tables: Iterable[pa.Table]) -> ScoredTrajectories:
     """Return the trajectories of these tables, which hold COLUMNS."""
-    by_id: dict[str, Episode] = {}
+    by_id: dict[str, ScoredTrajectory] = {}
     steps: dict[str, list[tuple[int, int]]] = {}
     masks: list[np.ndarray] = []
     for table in tables:
@@ -93,26 +93,26 @@ def gather(tables: Iterable[pa.Table]) -> Episodes:
         for index, mask in enumerate(row_arrays(table.column("loss_mask"))):
             row = {name: values[index] for name, values in facts.items()}
             name, failed = row["trajectory_id"], row["status"] == "failed"
-            episode = by_id.get(name)
-            if episode is None:
-                by_id[name] = episode = Episode(
+            trajectory = by_id.get(name)
+            if trajectory is None:
+                by_id[name] = trajectory = ScoredTrajectory(
                     row["group_id"], row["reward"], row["success"], False, True, row["stop_reason"], 0
                 )
-            episode.failed |= failed
-            episode.trainable &= row["trainable"]
+            trajectory.failed |= failed
+            trajectory.trainable &= row["trainable"]
             of_row = longest[index]
-            longest_before = episode.longest_turn
-            episode.longest_turn = None if longest_before is None or of_row is None else max(longest_before, of_row)
+            longest_before = trajectory.longest_turn
+            trajectory.longest_turn = None if longest_before is None or of_row is None else max(longest_before, of_row)
             of_it = steps.setdefault(name, [])
             if not of_it or row["step_index"] > max(of_it)[0]:
-                episode.stop_reason = row["stop_reason"]
+                trajectory.stop_reason = row["stop_reason"]
             of_it.append((row["step_index"], len(masks)))
             masks.append(np.zeros(0, np.int8) if mask is None else mask)
-    for name, episode in by_id.items():
-        episode.rows = [place for _, place in sorted(steps[name])]
-        if episode.failed:
-            episode.reward = episode.success = None
-    return Episodes(by_id, masks)
+    for name, trajectory in by_id.items():
+        trajectory.rows = [place for _, place in sorted(steps[name])]
+        if trajectory.failed:
+            trajectory.reward = trajectory.success = None
+    return ScoredTrajectories(by_id, masks)
 
 
 def _longest_turns(table: pa.Table) -> list[int | None]:
@@ -131,7 +131,7 @@ def _longest_turns(table: pa.Table) -> list[int | None]:
 
 
 def batch_of(
-    episodes: Episodes,
+    trajectories: ScoredTrajectories,
     rewards: Sequence[float | None],
     kept: Sequence[bool],
     *,
@@ -141,7 +141,7 @@ def batch_of(
     """Return what an estimator sees.
 
     Args:
-        episodes: The trajectories.
+        trajectories: The trajectories.
         rewards: Of each trajectory.
         kept: Whether its tokens are trained on; its reward counts among its siblings' either way.
         penalties: Of each row's tokens, taken off their rewards.
@@ -149,43 +149,43 @@ def batch_of(
     """
     masks = [
         mask if is_kept else np.zeros_like(mask)
-        for mask, is_kept in zip((_mask(episodes, episode) for episode in episodes), kept, strict=True)
+        for mask, is_kept in zip((_mask(trajectories, trajectory) for trajectory in trajectories), kept, strict=True)
     ]
 
     def rows(of: Sequence[np.ndarray | None] | None) -> list[np.ndarray | None]:
         if of is None:
             return [None] * len(masks)
-        found = (episodes.joined(episode, of) for episode in episodes)
+        found = (trajectories.joined(trajectory, of) for trajectory in trajectories)
         return [np.zeros(len(mask)) if row is None else row for row, mask in zip(found, masks, strict=True)]
 
     return Batch(
-        groups=[episode.group for episode in episodes], rewards=rewards, masks=masks,
+        groups=[trajectory.group for trajectory in trajectories], rewards=rewards, masks=masks,
         penalties=rows(penalties), values=rows(values),
     )  # fmt: skip
 
 
-def by_row(episodes: Episodes, found: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
+def by_row(trajectories: ScoredTrajectories, found: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
     """Return the numbers of each row's tokens from those of each trajectory's."""
-    rows: list[np.ndarray | None] = [None] * len(episodes.masks)
-    for episode, numbers in zip(episodes, found, strict=True):
+    rows: list[np.ndarray | None] = [None] * len(trajectories.masks)
+    for trajectory, numbers in zip(trajectories, found, strict=True):
         start = 0
-        for place in episode.rows:
-            end = start + len(episodes.masks[place])
+        for place in trajectory.rows:
+            end = start + len(trajectories.masks[place])
             rows[place] = None if numbers is None else numbers[start:end]
             start = end
     return rows
 
 
 def estimates_by_row(
-    episodes: Episodes, estimates: Estimates
+    trajectories: ScoredTrajectories, estimates: Estimates
 ) -> tuple[list[np.ndarray | None], list[np.ndarray | None]]:
     """Return advantages and returns of each row's tokens."""
-    nothing: list[np.ndarray | None] = [None] * len(episodes.masks)
-    returns = nothing if estimates.returns is None else by_row(episodes, estimates.returns)
-    return by_row(episodes, estimates.advantages), returns
+    nothing: list[np.ndarray | None] = [None] * len(trajectories.masks)
+    returns = nothing if estimates.returns is None else by_row(trajectories, estimates.returns)
+    return by_row(trajectories, estimates.advantages), returns
 
 
-def _mask(episodes: Episodes, episode: Episode) -> np.ndarray:
-    mask = episodes.joined(episode, episodes.masks)
+def _mask(trajectories: ScoredTrajectories, trajectory: ScoredTrajectory) -> np.ndarray:
+    mask = trajectories.joined(trajectory, trajectories.masks)
     assert mask is not None
     return mask

@@ -12,7 +12,7 @@ from nanoskyrl.stages.core.metrics import Stopwatch, Value, mean, peak_memory_by
 from nanoskyrl.stages.learning.batching import MicroBatch, Sequences
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.objective import Objective, Terms
-from nanoskyrl.stages.learning.process_group import World
+from nanoskyrl.stages.learning.process_group import ProcessGroup
 from nanoskyrl.stages.learning.stepping import StepResult
 
 DIAGNOSTICS = pa.schema(
@@ -131,7 +131,7 @@ class Update:
         self._observe(batch, terms)
         return terms.loss
 
-    def gather(self, world: World) -> None:
+    def gather(self, world: ProcessGroup) -> None:
         """Add up what all processes saw."""
         if world.size == 1:
             return

@@ -148,14 +148,14 @@ def _memory() -> Check:
 def _starter() -> Check:
     """Load the starter policy and sample from it."""
     try:
-        from nanoskyrl.stages.engines.base import HfConfig, Request, Sampling
+        from nanoskyrl.stages.engines.base import HfConfig, Request, SamplingParams
         from nanoskyrl.stages.engines.hf import HfEngine
         from nanoskyrl.stages.models.policy import STARTER, resolve_policy
 
         engine = HfEngine(HfConfig(device="cpu"))
         engine.load(resolve_policy(STARTER))
         prompt = engine.renderer.prompt_ids([{"role": "user", "content": "What is 1 + 1?"}])
-        found = engine.generate([Request(prompt_ids=prompt, seed=0, max_tokens=8)], Sampling())
+        found = engine.generate([Request(prompt_ids=prompt, seed=0, max_tokens=8)], SamplingParams())
     except NanoskyrlError as error:
         return Check("starter policy", False, str(error), error.hint or "")
     return Check("starter policy", True, f"loads and samples ({len(found[0].token_ids)} tokens)")

@@ -1,4 +1,4 @@
-"""Memory that training and generation take on one device, estimated from settings and the model's shape."""
+"""MemoryUse that training and generation take on one device, estimated from settings and the model's shape."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ class Bytes(int):
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryUse:
     """Bytes on one device, by what takes them."""
 
     parts: dict[str, float]
@@ -52,7 +52,7 @@ def training_memory(
     on_gpu: bool,
     processes: int,
     critic: bool = False,
-) -> Memory:
+) -> MemoryUse:
     """Return the most that one process of training holds at once: in the backward pass of a full micro-batch.
 
     Args:
@@ -92,7 +92,7 @@ def training_memory(
     kept = layers * ((1 - again) * a_layer + again * tokens * hidden * size)
     decoder = parameters - (0 if shape.get("tie_word_embeddings") else vocabulary * hidden)
     beside = decoder * (size + FLOAT32 + moments + (FLOAT32 if half else 0) + (size if processes > 1 else 0)) + kept
-    return Memory({
+    return MemoryUse({
         "weights": (parameters * (NF4 if train.quantization else size) + (learnt * size if rank else 0)) / shares,
         "gradients": learnt * FLOAT32 / states + (0 if rank else vocabulary * hidden * size),
         "optimizer": learnt * (moments + (FLOAT32 if half else 0)) / states,
@@ -103,18 +103,18 @@ def training_memory(
     })  # fmt: skip
 
 
-def generation_memory(shape: dict[str, Any], parameters: int, length: int, *, on_gpu: bool) -> Memory:
+def generation_memory(shape: dict[str, Any], parameters: int, length: int, *, on_gpu: bool) -> MemoryUse:
     """Return what an engine in this process takes: weights, and keys and values of a few sequences."""
     size = BFLOAT16 if on_gpu else FLOAT32
     heads = shape.get("num_attention_heads", 1)
     head = shape.get("head_dim") or shape.get("hidden_size", 0) // max(1, heads)
     token = 2 * shape.get("num_hidden_layers", 0) * (shape.get("num_key_value_heads") or heads) * head * size
-    return Memory({
+    return MemoryUse({
         "weights": parameters * size, f"keys and values of {SEQUENCES} sequences": SEQUENCES * length * token,
     })  # fmt: skip
 
 
-def serving_memory(weights: int, servers: int, cache: int | None, share: float, device: int) -> Memory:
+def serving_memory(weights: int, servers: int, cache: int | None, share: float, device: int) -> MemoryUse:
     """Return what vLLM's servers on one GPU take.
 
     Args:
@@ -125,7 +125,7 @@ def serving_memory(weights: int, servers: int, cache: int | None, share: float, 
         device: Bytes of the GPU.
     """
     held = cache if cache is not None else max(0.0, share * device / servers - weights - BESIDES)
-    return Memory({
+    return MemoryUse({
         f"weights, {servers} x": servers * weights, "keys and values": servers * held,
         "context, graphs and buffers": servers * BESIDES,
     })  # fmt: skip

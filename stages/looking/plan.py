@@ -17,7 +17,7 @@ from nanoskyrl.stages.looking.footprint import (
     BFLOAT16,
     FLOAT32,
     Bytes,
-    Memory,
+    MemoryUse,
     generation_memory,
     serving_memory,
     training_memory,
@@ -102,7 +102,7 @@ def _generating(
     parameters: int,
     place: Placement | None,
     gpus: list[tuple[str, int]],
-) -> Memory:
+) -> MemoryUse:
     """Return what generation takes on each of its devices."""
     rollout = stage_config(settings, "rollout")
     on_gpu = bool(place.generate) if place is not None else bool(gpus)
@@ -119,7 +119,7 @@ def _generating(
 
 
 def _refuse_what_cannot_fit(
-    place: Placement | None, gpus: list[tuple[str, int]], machine: int, generating: Memory, training: Memory
+    place: Placement | None, gpus: list[tuple[str, int]], machine: int, generating: MemoryUse, training: MemoryUse
 ) -> None:
     """Raise SettingsError where even the estimate is more than there is."""
     gpu = min((memory for _, memory in gpus), default=machine)

@@ -15,7 +15,7 @@ from nanoskyrl.stages.models.policy import critic_digest, policy_digest, read_in
 
 
 @dataclass(slots=True)
-class Verdict:
+class Findings:
     """What was looked at and what was found wrong."""
 
     checked: int = 0
@@ -48,13 +48,13 @@ class Verdict:
         return {**asdict(self), "holds": self.holds}
 
 
-def verify(place: Path) -> Verdict:
+def verify(place: Path) -> Findings:
     """Check a run, or the output of one stage.
 
     Raises:
         InputError: there is nothing to check.
     """
-    verdict = Verdict()
+    verdict = Findings()
     if is_finished(place):
         _check_files(place, read_manifest(place), verdict)
         return verdict
@@ -72,7 +72,7 @@ def verify(place: Path) -> Verdict:
     return verdict
 
 
-def _check_step(run: Run, step: int, verdict: Verdict) -> None:
+def _check_step(run: Run, step: int, verdict: Findings) -> None:
     manifests: dict[str, Manifest] = {}
     for stage in STAGES:
         folder = run.stage(step, stage)
@@ -102,7 +102,7 @@ def _check_step(run: Run, step: int, verdict: Verdict) -> None:
             verdict.broken.append(f"{run.stage(step, 'rollout')}: sampled from a policy that is not in this run")
 
 
-def _check_directory(folder: Path, verdict: Verdict) -> Manifest | None:
+def _check_directory(folder: Path, verdict: Findings) -> Manifest | None:
     if not is_finished(folder):
         verdict.unfinished.append(str(folder))
         return None
@@ -115,7 +115,7 @@ def _check_directory(folder: Path, verdict: Verdict) -> Manifest | None:
     return manifest
 
 
-def _check_files(folder: Path, manifest: Manifest, verdict: Verdict) -> None:
+def _check_files(folder: Path, manifest: Manifest, verdict: Findings) -> None:
     if changed := changed_modules(code_of(manifest.stage, manifest.settings), manifest.code):
         verdict.other_code.append(f"{folder}: {', '.join(changed[:3])}{' and more' * (len(changed) > 3)} changed since")
     wanted = {part.name: part.digest for part in manifest.parts} | manifest.files
@@ -131,7 +131,7 @@ def _check_files(folder: Path, manifest: Manifest, verdict: Verdict) -> None:
             verdict.broken.append(f"{path} has another digest than its manifest says")
 
 
-def _check_policy(run: Run, version: int, verdict: Verdict) -> None:
+def _check_policy(run: Run, version: int, verdict: Findings) -> None:
     place, made = run.policy(version), run.stage(version - 1, "train")
     verdict.checked += 1
     try:

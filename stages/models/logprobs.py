@@ -40,7 +40,7 @@ def sequence_logprobs(
     *,
     temperature: float,
     select: Tensor | None = None,
-    head: "Head | None" = None,
+    head: "LogprobHead | None" = None,
     want_hidden: bool = False,
 ) -> TokenStatistics:
     """Return the log-prob of every token under the model, and the entropy where it was drawn.
@@ -58,7 +58,7 @@ def sequence_logprobs(
         Statistics of tokens 1..T-1.
     """
     base = without_wrapper(model)
-    head = head or Head(base)
+    head = head or LogprobHead(base)
     count, length = ids.shape
     pack = pack_of(mask) if is_packing(base) else None
     # Through the wrapped model's own modules, so that adapters inside them take part.
@@ -79,7 +79,7 @@ def sequence_logprobs(
     return TokenStatistics(zeros.masked_scatter(chosen, logprobs), zeros.masked_scatter(chosen, entropy), hidden)
 
 
-class Head(nn.Module):
+class LogprobHead(nn.Module):
     """From states to log-probs and entropy; shares its weights with the model's own head."""
 
     def __init__(self, base: Any, *, fused: bool = False) -> None:

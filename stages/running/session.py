@@ -33,7 +33,7 @@ SERVED = "vllm"
 """The engine that lives in servers; one of a run is met again by the next command."""
 
 
-class Outcome(NamedTuple):
+class StageResult(NamedTuple):
     """What a stage left behind."""
 
     manifest: Manifest
@@ -79,7 +79,7 @@ class Session:
 
     def rollout(
         self, step: int | None = None, *, policy: Path | None = None, output: Path | None = None, force: bool = False
-    ) -> Outcome:
+    ) -> StageResult:
         """Attempt the tasks of a step; return the manifest and where it lies."""
         from nanoskyrl.stages.rollout import environment_and_tasks, rollout
 
@@ -105,7 +105,7 @@ class Session:
 
     def score(
         self, step: int | None = None, *, source: Path | None = None, output: Path | None = None, force: bool = False
-    ) -> Outcome:
+    ) -> StageResult:
         """Judge a step's trajectories."""
         from nanoskyrl.stages.score import score
 
@@ -123,7 +123,7 @@ class Session:
         reference: Path | None = None,
         previous: Path | None = None,
         force: bool = False,
-    ) -> Outcome:
+    ) -> StageResult:
         """Estimate a step's advantages."""
         from nanoskyrl.stages.advantage import advantage, needs_models
 
@@ -195,7 +195,7 @@ class Session:
         policy: Path | None = None,
         state: Path | None = None,
         force: bool = False,
-    ) -> Outcome:
+    ) -> StageResult:
         """Update the policy of a step; several sources are a replay window, and the newest step is trained."""
         from nanoskyrl.stages.train import train
 
@@ -243,7 +243,7 @@ class Session:
         output: Path | None = None,
         target: Path | None = None,
         force: bool = False,
-    ) -> Outcome:
+    ) -> StageResult:
         """Publish the policy that a step trained."""
         from nanoskyrl.stages.sync import sync
 
@@ -264,7 +264,7 @@ class Session:
 
     def eval(
         self, name: str | None = None, *, policy: Path | None = None, output: Path | None = None, force: bool = False
-    ) -> Outcome:
+    ) -> StageResult:
         """Evaluate a policy, the newest published one unless named, or an endpoint.
 
         Args:
@@ -294,7 +294,7 @@ class Session:
 
     def _outcome(
         self, work: Callable[..., Manifest], output: Path, step: int | None, force: bool, *, remembers: bool = True
-    ) -> Outcome:
+    ) -> StageResult:
         """Let a stage work, and return what it left behind.
 
         Args:
@@ -310,7 +310,7 @@ class Session:
         # Not beside the command that goes on in the run.
         remembers = remembers and step is not None and is_main() and not self.places.ahead
         with remembering(self.run, self.settings, self.given, output) if remembers else contextlib.nullcontext():
-            return Outcome(work(force=force, log=log), output, was)
+            return StageResult(work(force=force, log=log), output, was)
 
     def benches(self) -> list[str]:
         """Return the benchmarks that the settings name."""

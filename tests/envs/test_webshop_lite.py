@@ -9,7 +9,7 @@ from worlds import check_determinism, play
 from nanoskyrl.envs.worlds.webshop.catalogue import NO_PRICE, Product, generated_products, read_products
 from nanoskyrl.envs.worlds.webshop.environment import WebshopLite, WebshopLiteConfig, goal_of
 from nanoskyrl.envs.worlds.webshop.reward import (
-    Goal,
+    ShoppingGoal,
     matched_attributes,
     matched_options,
     reward,
@@ -111,7 +111,9 @@ def test_options(chosen, wanted, matches):
 def test_the_whole_reward_of_webshops_vectors():
     name = "Mens D.O.N. Issue 2 Gca Basketball Sneakers Shoes Casual - Off White"
     wanted = product(title=name)
-    goal = Goal(asin="x", instruction="", attributes=WANTED, options={"color": "grey", "size": "XL"}, price_upper=40.0)
+    goal = ShoppingGoal(
+        asin="x", instruction="", attributes=WANTED, options={"color": "grey", "size": "XL"}, price_upper=40.0
+    )
     chosen = ["grey", "XL"]
     assert reward(wanted, 35, chosen, goal, wanted).total == 1
     words = product(

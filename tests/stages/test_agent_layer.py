@@ -10,9 +10,9 @@ from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.core.rows import to_table
 from nanoskyrl.stages.core.shards import read_parts
-from nanoskyrl.stages.engines.base import Generation, HfConfig, Request, Sampling, TokenEngine
+from nanoskyrl.stages.engines.base import Generation, HfConfig, Request, SamplingParams, TokenEngine
 from nanoskyrl.stages.engines.hf import HfEngine
-from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits, play
+from nanoskyrl.stages.engines.turns import Attempt, Identity, TurnLimits, play
 from nanoskyrl.stages.models.policy import STARTER, resolve_policy
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 
@@ -91,10 +91,10 @@ class Silent(TokenEngine):
 
 def attempt_with(engine, memory):
     identity = Identity(trajectory_id="t", group_id="g", sample=0, env="e", seed=1, policy_version=0, policy_digest="d")
-    limits = Limits(max_turns=9, max_generate_length=9, max_input_length=4096, max_sequence_length=4096)
+    limits = TurnLimits(max_turns=9, max_generate_length=9, max_input_length=4096, max_sequence_length=4096)
     task = Task(task_id="t", split="train", prompt="p")
-    attempt = Attempt(task, identity, Counter(), engine, Sampling(), limits, stepwise=True, memory=memory)
-    play([attempt], engine, Sampling(), Stopwatch())
+    attempt = Attempt(task, identity, Counter(), engine, SamplingParams(), limits, stepwise=True, memory=memory)
+    play([attempt], engine, SamplingParams(), Stopwatch())
     return attempt
 
 
@@ -149,7 +149,7 @@ def sampled(engine, stop_strings, max_tokens=48):
         [message("user", "What is 17 + 25?\nGive the final answer in <answer></answer> tags.")]
     )
     requests = [Request(prompt_ids=prompt, seed=seed, max_tokens=max_tokens) for seed in range(32)]
-    return engine.generate(requests, Sampling(stop_strings=stop_strings))
+    return engine.generate(requests, SamplingParams(stop_strings=stop_strings))
 
 
 def test_a_turn_ends_with_a_stop_string_and_is_the_same_until_then(engine):

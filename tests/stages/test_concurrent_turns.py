@@ -12,14 +12,14 @@ from nanoskyrl.envs.base import Observation, Step, Task
 from nanoskyrl.stages.core.errors import EngineError
 from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.core.rows import to_table
-from nanoskyrl.stages.engines.base import AsyncTokenEngine, Generation, Sampling
+from nanoskyrl.stages.engines.base import AsyncTokenEngine, Generation, SamplingParams
 from nanoskyrl.stages.engines.concurrent_turns import play_concurrently
-from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits
+from nanoskyrl.stages.engines.turns import Attempt, Identity, TurnLimits
 from nanoskyrl.stages.models.loading import load_tokenizer
 from nanoskyrl.stages.models.policy import resolve_policy
 from nanoskyrl.stages.models.rendering import Renderer
 
-LIMITS = Limits(max_turns=3, max_generate_length=64, max_input_length=4096, max_sequence_length=4096)
+LIMITS = TurnLimits(max_turns=3, max_generate_length=64, max_input_length=4096, max_sequence_length=4096)
 RENDERER = Renderer(load_tokenizer(resolve_policy("starter")))
 
 
@@ -92,12 +92,12 @@ def begin(engine, environment, name):
         trajectory_id=name, group_id="g", sample=0, env="e", seed=7, policy_version=0, policy_digest="d" * 64
     )
     task = Task(task_id="t", split="train", prompt="Say something.", ground_truth="x")
-    return partial(Attempt, task, identity, environment, engine, Sampling(), LIMITS, stepwise=False)
+    return partial(Attempt, task, identity, environment, engine, SamplingParams(), LIMITS, stepwise=False)
 
 
 def played(engine, *parts, **options):
     watch = Stopwatch()
-    found = list(play_concurrently(parts, engine, Sampling(), watch, **options))
+    found = list(play_concurrently(parts, engine, SamplingParams(), watch, **options))
     for _, attempts in found:
         to_table([row for attempt in attempts for row in attempt.rows()])
     return found, watch

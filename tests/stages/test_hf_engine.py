@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.engines.base import HfConfig, Request, Sampling
+from nanoskyrl.stages.engines.base import HfConfig, Request, SamplingParams
 from nanoskyrl.stages.engines.hf import HfEngine, draw
 from nanoskyrl.stages.models.loading import load_model
 from nanoskyrl.stages.models.policy import resolve_policy
@@ -30,15 +30,15 @@ def requests(engine, count=12, max_tokens=32):
 
 
 def test_the_same_requests_give_the_same_bytes(up):
-    first, second = (up.generate(requests(up), Sampling()) for _ in range(2))
+    first, second = (up.generate(requests(up), SamplingParams()) for _ in range(2))
     assert [g.token_ids for g in first] == [g.token_ids for g in second]
     assert all(a.rollout_logprobs.tobytes() == b.rollout_logprobs.tobytes() for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("size", [1, 5, 7])
 def test_batch_size_changes_no_token_and_no_logprob_beyond_rounding(up, size):
-    whole = up.generate(requests(up), Sampling())
-    parts = engine(batch_size=size).generate(requests(up), Sampling())
+    whole = up.generate(requests(up), SamplingParams())
+    parts = engine(batch_size=size).generate(requests(up), SamplingParams())
     assert [g.token_ids for g in whole] == [g.token_ids for g in parts]
     for a, b in zip(whole, parts, strict=True):
         np.testing.assert_allclose(a.rollout_logprobs, b.rollout_logprobs, atol=1e-5, rtol=0)
@@ -55,7 +55,7 @@ def test_in_float64_no_row_hangs_on_the_rows_beside_it():
             text = f"What is {7 * i} + {i * i}?" + " Take care." * (i % 5)
             prompt = made.renderer.prompt_ids([{"role": "user", "content": text}])
             asked.append(Request(prompt_ids=prompt, seed=i, max_tokens=200))
-        done.append(made.generate(asked, Sampling()))
+        done.append(made.generate(asked, SamplingParams()))
     assert {len(g.token_ids) for g in done[0]} == {200}
     assert [g.token_ids for g in done[0]] == [g.token_ids for g in done[1]]
     gap = max(np.abs(a.rollout_logprobs.astype(float) - b.rollout_logprobs).max() for a, b in zip(*done, strict=True))
@@ -64,7 +64,7 @@ def test_in_float64_no_row_hangs_on_the_rows_beside_it():
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_are_those_of_a_plain_forward_pass_at_the_temperature(up, temperature):
-    made = up.generate(requests(up, 6), Sampling(temperature=temperature))
+    made = up.generate(requests(up, 6), SamplingParams(temperature=temperature))
     model = load_model(resolve_policy("starter"), dtype=torch.float32, device="cpu")
     for request, generation in zip(requests(up, 6), made, strict=True):
         ids = torch.tensor([[*request.prompt_ids, *generation.token_ids]])
@@ -76,7 +76,9 @@ def test_logprobs_are_those_of_a_plain_forward_pass_at_the_temperature(up, tempe
 
 
 def test_generations_end_at_a_stop_token_or_at_their_own_limit(up):
-    for request, generation in zip(requests(up, 12, 6), up.generate(requests(up, 12, 6), Sampling()), strict=True):
+    for request, generation in zip(
+        requests(up, 12, 6), up.generate(requests(up, 12, 6), SamplingParams()), strict=True
+    ):
         stopped = generation.token_ids[-1] in up.stop_ids
         assert generation.finish_reason == ("stop" if stopped else "length")
         assert stopped or len(generation.token_ids) == request.max_tokens
@@ -85,16 +87,18 @@ def test_generations_end_at_a_stop_token_or_at_their_own_limit(up):
 
 def test_greedy_takes_the_likeliest_token_whatever_the_seed(up):
     a = up.generate(
-        [Request(prompt_ids=r.prompt_ids, seed=1, max_tokens=24) for r in requests(up, 3)], Sampling(temperature=0)
+        [Request(prompt_ids=r.prompt_ids, seed=1, max_tokens=24) for r in requests(up, 3)],
+        SamplingParams(temperature=0),
     )
     b = up.generate(
-        [Request(prompt_ids=r.prompt_ids, seed=2, max_tokens=24) for r in requests(up, 3)], Sampling(temperature=0)
+        [Request(prompt_ids=r.prompt_ids, seed=2, max_tokens=24) for r in requests(up, 3)],
+        SamplingParams(temperature=0),
     )
     assert [g.token_ids for g in a] == [g.token_ids for g in b]
 
 
 def test_the_starter_can_add_when_it_is_greedy(up):
-    made = up.generate(requests(up, 3), Sampling(temperature=0))
+    made = up.generate(requests(up, 3), SamplingParams(temperature=0))
     texts = [up.renderer.decode(g.token_ids) for g in made]
     assert [
         right in text for right, text in zip(("<answer>21<", "<answer>112<", "<answer>100<"), texts, strict=True)
@@ -102,13 +106,15 @@ def test_the_starter_can_add_when_it_is_greedy(up):
 
 
 def test_recomputed_mode_leaves_logprobs_out(up):
-    assert all(g.rollout_logprobs is None for g in up.generate(requests(up, 2), Sampling(logprobs_mode="recomputed")))
+    assert all(
+        g.rollout_logprobs is None for g in up.generate(requests(up, 2), SamplingParams(logprobs_mode="recomputed"))
+    )
 
 
 def test_draws_follow_the_distribution():
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(40000, 4)
     uniform = torch.from_numpy(np.random.default_rng(0).random(40000))
-    ids, logprobs = draw(logits, uniform, Sampling())
+    ids, logprobs = draw(logits, uniform, SamplingParams())
     shares = torch.bincount(ids, minlength=4) / len(ids)
     torch.testing.assert_close(shares, torch.tensor([0.5, 0.3, 0.15, 0.05]), atol=0.01, rtol=0)
     torch.testing.assert_close(logprobs, logits[0][ids])
@@ -116,17 +122,17 @@ def test_draws_follow_the_distribution():
 
 def test_a_token_without_probability_is_never_drawn_at_either_end_of_the_range():
     logits = torch.tensor([[float("-inf"), 0.0, 0.0, float("-inf")]] * 2)
-    ids, _ = draw(logits, torch.tensor([0.0, 1.0 - 2**-53]), Sampling())
+    ids, _ = draw(logits, torch.tensor([0.0, 1.0 - 2**-53]), SamplingParams())
     assert ids.tolist() == [1, 2]
 
 
 def test_top_k_and_top_p_renormalise_processed_logprobs_and_leave_raw_ones():
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     for cut in ({"top_k": 2}, {"top_p": 0.7}):
-        ids, processed = draw(logits, torch.tensor([0.99]), Sampling(**cut))
+        ids, processed = draw(logits, torch.tensor([0.99]), SamplingParams(**cut))
         assert ids.tolist() == [1]
         torch.testing.assert_close(processed, torch.tensor([0.3 / 0.8]).log())
-        _, raw = draw(logits, torch.tensor([0.99]), Sampling(**cut, logprobs_mode="raw"))
+        _, raw = draw(logits, torch.tensor([0.99]), SamplingParams(**cut, logprobs_mode="raw"))
         torch.testing.assert_close(raw, torch.tensor([0.3]).log())
 
 
@@ -151,4 +157,4 @@ def test_new_weights_taken_in_place_equal_a_fresh_load(tmp_path, up):
 def test_a_prompt_of_tokens_that_the_model_does_not_embed_is_an_input_error(up):
     request = Request(prompt_ids=[1, 10_000], seed=0, max_tokens=4)
     with pytest.raises(InputError, match=r"a prompt holds the token 10000, and the model of .* embeds 640"):
-        up.generate([request], Sampling())
+        up.generate([request], SamplingParams())

@@ -15,7 +15,7 @@ from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.learning.batching import collate, micro_batches
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.objective import Objective
-from nanoskyrl.stages.learning.process_group import World, share_out
+from nanoskyrl.stages.learning.process_group import ProcessGroup, share_out
 from nanoskyrl.stages.learning.train_config import OptimizerConfig, TrainConfig
 from nanoskyrl.stages.learning.update import Update
 from nanoskyrl.stages.models import logprobs as logprobs_module
@@ -205,7 +205,7 @@ def test_every_process_has_as_many_micro_batches_and_no_row_comes_twice(size, co
     random = np.random.default_rng(count)
     lengths = random.integers(5, 40, 2 * count).tolist()
     batches = [[2 * i, 2 * i + 1] for i in range(count)]
-    shares = [share_out(batches, lengths, World(rank, size)) for rank in range(size)]
+    shares = [share_out(batches, lengths, ProcessGroup(rank, size)) for rank in range(size)]
     assert len({len(share) for share in shares}) == 1
     assert sorted(row for share in shares for batch in share for row in batch) == list(range(2 * count))
     tokens = [sum(lengths[row] for batch in share for row in batch) for share in shares]
@@ -214,12 +214,12 @@ def test_every_process_has_as_many_micro_batches_and_no_row_comes_twice(size, co
 
 
 def test_where_no_batch_can_be_cut_somebody_has_nothing_to_do():
-    shares = [share_out([[0], [1], [2]], [3, 4, 5], World(rank, 2)) for rank in range(2)]
+    shares = [share_out([[0], [1], [2]], [3, 4, 5], ProcessGroup(rank, 2)) for rank in range(2)]
     assert shares == [[[2], []], [[1], [0]]]
 
 
 def test_one_process_keeps_its_batches():
-    assert share_out([[1], [0]], [1, 2], World()) == [[1], [0]]
+    assert share_out([[1], [0]], [1, 2], ProcessGroup()) == [[1], [0]]
 
 
 def test_weights_without_gradient_keep_the_heads_states_alone():

@@ -7,14 +7,14 @@ import pytest
 from nanoskyrl.envs.base import Observation, Step, Task
 from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.core.rows import to_table
-from nanoskyrl.stages.engines.base import Generation, Sampling, TokenEngine
-from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits, play
+from nanoskyrl.stages.engines.base import Generation, SamplingParams, TokenEngine
+from nanoskyrl.stages.engines.turns import Attempt, Identity, TurnLimits, play
 from nanoskyrl.stages.models.loading import load_tokenizer
 from nanoskyrl.stages.models.policy import resolve_policy
 from nanoskyrl.stages.models.rendering import Renderer
 
 TASK = Task(task_id="t", split="train", prompt="Say something.", ground_truth="x")
-LIMITS = Limits(max_turns=4, max_generate_length=64, max_input_length=4096, max_sequence_length=4096)
+LIMITS = TurnLimits(max_turns=4, max_generate_length=64, max_input_length=4096, max_sequence_length=4096)
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +86,11 @@ def identity(name="a"):
 
 
 def attempt(engine, environment=None, limits=LIMITS, stepwise=False, name="a"):
-    return Attempt(TASK, identity(name), environment or Echo(), engine, Sampling(), limits, stepwise=stepwise)
+    return Attempt(TASK, identity(name), environment or Echo(), engine, SamplingParams(), limits, stepwise=stepwise)
 
 
 def played(engine, *attempts):
-    play(attempts, engine, Sampling(), Stopwatch())
+    play(attempts, engine, SamplingParams(), Stopwatch())
     rows = [row for one in attempts for row in one.rows()]
     to_table(rows)
     return rows
@@ -256,7 +256,7 @@ def test_turns_of_one_attempt_and_of_others_draw_from_different_seeds(renderer):
     engine = Reciter(renderer, "hello", "bye")
     played(engine, attempt(engine))
     other = Attempt(
-        TASK, dataclasses.replace(identity(), seed=8), Echo(), engine, Sampling(), LIMITS, stepwise=False
+        TASK, dataclasses.replace(identity(), seed=8), Echo(), engine, SamplingParams(), LIMITS, stepwise=False
     ).request()
     seeds = [requests[0].seed for requests in engine.seen] + [other.seed]
     assert len(set(seeds)) == 3

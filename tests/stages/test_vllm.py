@@ -24,7 +24,7 @@ from nanoskyrl.stages.core.errors import EngineError, ProofError
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, read_metrics
 from nanoskyrl.stages.core.shards import read_parts
-from nanoskyrl.stages.engines.base import HfConfig, Request, Sampling
+from nanoskyrl.stages.engines.base import HfConfig, Request, SamplingParams
 from nanoskyrl.stages.engines.hf import HfEngine
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
 from nanoskyrl.stages.engines.vllm.engine import VllmEngine
@@ -137,7 +137,7 @@ def agrees(engine, policy, prompt):
     """Return the largest gap between sampled log-probs and transformers'."""
     from nanoskyrl.stages.models.logprobs import sequence_logprobs
 
-    (found,) = engine.generate([Request(prompt_ids=prompt, seed=5, max_tokens=24)], Sampling())
+    (found,) = engine.generate([Request(prompt_ids=prompt, seed=5, max_tokens=24)], SamplingParams())
     model = load_model(policy, dtype=torch.float32, device="cpu").eval()
     ids = torch.tensor([[*prompt, *found.token_ids]])
     with torch.inference_mode():
@@ -174,7 +174,7 @@ def test_a_rollout_run_again_samples_the_same_tokens(engine, tmp_path):
 def test_each_seed_draws_its_own_tokens_and_draws_them_again(engine, prompt):
     engine.load(STARTER)
     requests = [Request(prompt_ids=prompt, seed=seed, max_tokens=24) for seed in range(16)]
-    first, second = engine.generate(requests, Sampling()), engine.generate(requests[::-1], Sampling())[::-1]
+    first, second = engine.generate(requests, SamplingParams()), engine.generate(requests[::-1], SamplingParams())[::-1]
     assert [one.token_ids for one in first] == [one.token_ids for one in second]
     assert len({tuple(one.token_ids) for one in first}) > 4
 
@@ -184,10 +184,14 @@ def test_log_probs_are_of_the_distribution_drawn_from(engine, prompt, temperatur
     engine.load(STARTER)
     hf = HfEngine(HfConfig(device="cpu"))
     hf.load(STARTER)
-    (found,) = engine.generate([Request(prompt_ids=prompt, seed=3, max_tokens=1)], Sampling(temperature=temperature))
+    (found,) = engine.generate(
+        [Request(prompt_ids=prompt, seed=3, max_tokens=1)], SamplingParams(temperature=temperature)
+    )
     alone = {}
     for seed in range(200):  # of one token: each is met sooner or later, with its log-prob
-        (one,) = hf.generate([Request(prompt_ids=prompt, seed=seed, max_tokens=1)], Sampling(temperature=temperature))
+        (one,) = hf.generate(
+            [Request(prompt_ids=prompt, seed=seed, max_tokens=1)], SamplingParams(temperature=temperature)
+        )
         alone[one.token_ids[0]] = float(one.rollout_logprobs[0])
     assert float(found.rollout_logprobs[0]) == pytest.approx(alone[found.token_ids[0]], abs=1e-4)
 
@@ -196,13 +200,13 @@ def test_log_probs_are_of_the_distribution_drawn_from(engine, prompt, temperatur
 def test_any_of_several_stop_ids_ends_a_turn_and_stays_in_the_tokens(engine, prompt, extra):
     # Pitfall: an end by the second stop id is no truncation.
     engine.load(STARTER)
-    (whole,) = engine.generate([Request(prompt_ids=prompt, seed=1, max_tokens=24)], Sampling(temperature=0))
+    (whole,) = engine.generate([Request(prompt_ids=prompt, seed=1, max_tokens=24)], SamplingParams(temperature=0))
     assert whole.finish_reason == "stop"
     assert whole.token_ids[-1] in engine.stop_ids
     kept = engine._stop_list
     try:
         engine._stop_list = sorted({*kept, whole.token_ids[extra]})
-        (cut,) = engine.generate([Request(prompt_ids=prompt, seed=1, max_tokens=24)], Sampling(temperature=0))
+        (cut,) = engine.generate([Request(prompt_ids=prompt, seed=1, max_tokens=24)], SamplingParams(temperature=0))
     finally:
         engine._stop_list = kept
     first = whole.token_ids.index(whole.token_ids[extra])
@@ -211,14 +215,14 @@ def test_any_of_several_stop_ids_ends_a_turn_and_stays_in_the_tokens(engine, pro
 
 def test_a_turn_that_reaches_its_length_says_so(engine, prompt):
     engine.load(STARTER)
-    (found,) = engine.generate([Request(prompt_ids=prompt, seed=1, max_tokens=2)], Sampling(temperature=0))
+    (found,) = engine.generate([Request(prompt_ids=prompt, seed=1, max_tokens=2)], SamplingParams(temperature=0))
     assert (len(found.token_ids), found.finish_reason) == (2, "length")
 
 
 def test_a_request_that_the_server_refuses_fails_alone(engine, prompt):
     engine.load(STARTER)
     bad = Request(prompt_ids=[10**6], seed=0, max_tokens=2)
-    failed, fine = engine.generate([bad, Request(prompt_ids=prompt, seed=0, max_tokens=2)], Sampling())
+    failed, fine = engine.generate([bad, Request(prompt_ids=prompt, seed=0, max_tokens=2)], SamplingParams())
     assert "vocabulary" in failed.error
     assert fine.error is None
 
@@ -238,19 +242,19 @@ def test_a_full_sync_is_proved_three_ways_also_after_a_very_small_step(engine, t
 def test_a_stop_string_ends_a_turn_and_stays_in_the_tokens(engine, prompt):
     engine.load(STARTER)
     request = Request(prompt_ids=prompt, seed=3, max_tokens=24)
-    (whole,) = engine.generate([request], Sampling())
+    (whole,) = engine.generate([request], SamplingParams())
     text = engine.renderer.decode(whole.token_ids)
     string = text[4:6]
     for endpoint in ("completions", "tokens"):
         engine.supervisor.servers[0].client.endpoint = endpoint
-        (cut,) = engine.generate([request], Sampling(stop_strings=(string,)))
+        (cut,) = engine.generate([request], SamplingParams(stop_strings=(string,)))
         assert cut.finish_reason == "stop_string"
         assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
         assert len(cut.token_ids) < len(whole.token_ids)
         assert string in engine.renderer.decode(cut.token_ids)
         assert string not in engine.renderer.decode(cut.token_ids[:-1])
         assert len(cut.rollout_logprobs) == len(cut.token_ids)
-        (uncut,) = engine.generate([request], Sampling(stop_strings=("never written",)))
+        (uncut,) = engine.generate([request], SamplingParams(stop_strings=("never written",)))
         assert (uncut.token_ids, uncut.finish_reason) == (whole.token_ids, whole.finish_reason)
 
 
@@ -264,7 +268,7 @@ def test_both_paths_give_the_same_tokens_and_know_models_by_name(engine, prompt)
     found = []
     for endpoint in ("tokens", "completions"):
         client.endpoint = endpoint
-        generations = engine.generate(requests, Sampling(temperature=0.8, top_k=20))
+        generations = engine.generate(requests, SamplingParams(temperature=0.8, top_k=20))
         found.append([(one.token_ids, one.rollout_logprobs.tolist(), one.finish_reason) for one in generations])
         body = sampling_body(temperature=1.0, top_p=1.0, top_k=0, seed=0, max_tokens=1, stop_ids=[])
         with pytest.raises(Refused) as refused:
@@ -496,11 +500,11 @@ def test_slow_environments_step_while_others_generate(engine, tmp_path):
     from functools import partial
 
     from nanoskyrl.stages.engines.concurrent_turns import play_concurrently
-    from nanoskyrl.stages.engines.turns import Attempt, Identity, Limits
+    from nanoskyrl.stages.engines.turns import Attempt, Identity, TurnLimits
 
     engine.load(STARTER)
     Chat.begun = 0
-    limits = Limits(max_turns=8, max_generate_length=16, max_input_length=4096, max_sequence_length=4096)
+    limits = TurnLimits(max_turns=8, max_generate_length=16, max_input_length=4096, max_sequence_length=4096)
     task = Task(task_id="t", split="train", prompt="What is 2 + 2?", ground_truth="4")
     begins = [
         partial(
@@ -509,12 +513,12 @@ def test_slow_environments_step_while_others_generate(engine, tmp_path):
                 trajectory_id=f"a{i}", group_id=f"g{i // 4}", sample=i % 4, env="chat", seed=i, policy_version=0,
                 policy_digest="d" * 64,
             ),
-            Chat(), engine, Sampling(), limits, stepwise=False,
+            Chat(), engine, SamplingParams(), limits, stepwise=False,
         )
         for i in range(32)
     ]  # fmt: skip
     watch = Stopwatch()
-    ((index, attempts),) = play_concurrently([begins], engine, Sampling(), watch)
+    ((index, attempts),) = play_concurrently([begins], engine, SamplingParams(), watch)
     assert (index, len(attempts), Chat.begun) == (0, 32, 32)
     assert all(attempt.ended for attempt in attempts)
     assert {attempt.stop_reason for attempt in attempts} <= {"stop", "length"}

@@ -11,7 +11,7 @@ import torch
 from aiohttp import web
 
 from nanoskyrl.stages.core.errors import EngineError, ProofError, SettingsError
-from nanoskyrl.stages.engines.base import Request, Sampling
+from nanoskyrl.stages.engines.base import Request, SamplingParams
 from nanoskyrl.stages.engines.vllm import memory as vllm_memory
 from nanoskyrl.stages.engines.vllm.config import VllmConfig, groups_of_gpus
 from nanoskyrl.stages.engines.vllm.engine import VllmEngine
@@ -137,7 +137,7 @@ def engine(fake):
 
 def ask(engine, count=8, groups=1):
     requests = [Request(prompt_ids=PROMPT, seed=i, max_tokens=4, group=f"g{i % groups}") for i in range(count)]
-    return engine.generate(requests, Sampling())
+    return engine.generate(requests, SamplingParams())
 
 
 @pytest.mark.parametrize("spoilt", ["500", "torn", "closed", "slow", "short", "abort", "restarted"])
@@ -246,12 +246,14 @@ def test_a_whole_rollout_over_a_server_that_fails_now_and_then_has_every_row_onc
 def test_raw_log_probs_are_refused_where_they_are_not_those_drawn_from(engine):
     with pytest.raises(SettingsError, match="not raw ones"):
         engine.generate(
-            [Request(prompt_ids=PROMPT, seed=0, max_tokens=2)], Sampling(temperature=0.5, logprobs_mode="raw")
+            [Request(prompt_ids=PROMPT, seed=0, max_tokens=2)], SamplingParams(temperature=0.5, logprobs_mode="raw")
         )
 
 
 def test_recomputed_log_probs_are_not_asked_for(engine):
-    (found,) = engine.generate([Request(prompt_ids=PROMPT, seed=0, max_tokens=2)], Sampling(logprobs_mode="recomputed"))
+    (found,) = engine.generate(
+        [Request(prompt_ids=PROMPT, seed=0, max_tokens=2)], SamplingParams(logprobs_mode="recomputed")
+    )
     assert found.rollout_logprobs is None
 
 

@@ -17,7 +17,7 @@ from nanoskyrl.envs.commands import ACTION, ACTION_END, command_of, record
 from nanoskyrl.envs.worlds.text_math.environment import check_counts
 from nanoskyrl.envs.worlds.text_math.problems import is_test
 from nanoskyrl.envs.worlds.webshop.catalogue import Product, generated_products, read_products
-from nanoskyrl.envs.worlds.webshop.reward import Goal, reward
+from nanoskyrl.envs.worlds.webshop.reward import ShoppingGoal, reward
 from nanoskyrl.envs.worlds.webshop.shop import BUY, PRODUCT_WINDOW, Shop, Visit
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import SettingsError
@@ -69,14 +69,14 @@ def shop_of(n_products: int, catalogue_seed: int, data: str | None) -> Shop:
 
 
 @cache
-def goals_of(shop: Shop, seed: int) -> tuple[Goal, ...]:
+def goals_of(shop: Shop, seed: int) -> tuple[ShoppingGoal, ...]:
     """Return goals for every product of a shop, shuffled, no two with the same instruction."""
     rng = random.Random(derive_seed("webshop_lite goals", seed))
     goals = {goal.instruction: goal for product in shop.products for goal in _goals(rng, product)}
     return tuple(rng.sample(list(goals.values()), len(goals)))
 
 
-def _goals(rng: random.Random, product: Product) -> list[Goal]:
+def _goals(rng: random.Random, product: Product) -> list[ShoppingGoal]:
     """Return a few goals that this product meets: some attributes, one value of each option, a price limit."""
     names = sorted(product.options)
     choices = list(itertools.islice(itertools.product(*(product.options[name] for name in names)), 1000))
@@ -91,7 +91,7 @@ def _goals(rng: random.Random, product: Product) -> list[Goal]:
         instruction += f" with {with_options}" if with_options else ""
         instruction += f", and price lower than {price_upper:.2f} dollars" if price_upper < NO_LIMIT else ""
         found.append(
-            Goal(
+            ShoppingGoal(
                 asin=product.asin, instruction=instruction, attributes=attributes, options=options,
                 price_upper=price_upper,
             )
@@ -142,10 +142,10 @@ class WebshopLite:
         return [f"{ACTION}{action}{ACTION_END}" for action in actions]
 
 
-def goal_of(task: Task) -> Goal:
+def goal_of(task: Task) -> ShoppingGoal:
     """Return the goal that a task holds."""
     values = task.metadata["goal"]
-    return Goal(**{**values, "attributes": tuple(values["attributes"])})
+    return ShoppingGoal(**{**values, "attributes": tuple(values["attributes"])})
 
 
 class WebshopLiteEpisode:
@@ -155,7 +155,7 @@ class WebshopLiteEpisode:
         """Wait for a task."""
         self.shop, self.config = shop, config
         self.visit: Visit
-        self.goal: Goal
+        self.goal: ShoppingGoal
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Stand before the search bar."""

@@ -30,7 +30,7 @@ _FUNCTION_WORDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
+class ShoppingGoal:
     """What is to be bought."""
 
     asin: str
@@ -60,7 +60,7 @@ class Reward:
         return {"r_type": self.r_type, "r_att": self.r_att, "r_option": self.r_option, "r_price": self.r_price}
 
 
-def reward(bought: Product, price: float, options: Sequence[str], goal: Goal, wanted: Product) -> Reward:
+def reward(bought: Product, price: float, options: Sequence[str], goal: ShoppingGoal, wanted: Product) -> Reward:
     """Return r_type * (attributes + options matched + price kept) / (attributes + options + 1).
 
     Args:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nanoskyrl.stages.core.errors import EngineError, SettingsError
-from nanoskyrl.stages.engines.base import AsyncTokenEngine, Generation, Request, Sampling
+from nanoskyrl.stages.engines.base import AsyncTokenEngine, Generation, Request, SamplingParams
 from nanoskyrl.stages.engines.vllm.client import Lost, Refused, sampling_body
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
 from nanoskyrl.stages.engines.vllm.delivery import PROBE, Counts, Delivery
@@ -60,7 +60,7 @@ class VllmEngine(AsyncTokenEngine):
             future.cancel()
             raise
 
-    async def sample(self, request: Request, sampling: Sampling) -> Generation:
+    async def sample(self, request: Request, sampling: SamplingParams) -> Generation:
         """Return what came of a request; one that fails on servers that answer fails alone.
 
         Raises:
@@ -165,7 +165,7 @@ class VllmEngine(AsyncTokenEngine):
                 for i in range(self.config.self_test)
             ]
             tolerance = self.config.self_test_tolerance or SELF_TEST_TOLERANCE[dtype]
-            self.counts |= self_test(policy, prompt, self.generate(requests, Sampling()), tolerance)
+            self.counts |= self_test(policy, prompt, self.generate(requests, SamplingParams()), tolerance)
             self.delivery.tested = True
         self.proof = {"servers": len(proofs), **proofs[0]}
         self.counts["load_seconds"] = time.perf_counter() - started

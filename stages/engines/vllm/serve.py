@@ -16,7 +16,7 @@ from nanoskyrl.stages.core.stopping import told_to_stop
 from nanoskyrl.stages.core.storage import make_directory
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
 from nanoskyrl.stages.engines.vllm.process import ServerProcess, answers
-from nanoskyrl.stages.engines.vllm.servers import SERVERS, Fleet, Servers, read_servers, write_servers
+from nanoskyrl.stages.engines.vllm.servers import SERVERS, ServerFleet, Servers, read_servers, write_servers
 
 LOOK_SECONDS = 0.5
 SILENT_SECONDS = 60.0
@@ -47,7 +47,7 @@ def serve(
             f"run `{run.root}` is served already, by process {other.keeper}", hint="Stop that one first, with Ctrl-C"
         )
     make_directory(run.root)
-    fleet = Fleet.plan(policy, config, run.root / "logs")
+    fleet = ServerFleet.plan(policy, config, run.root / "logs")
     stop = stop or threading.Event()
     with told_to_stop(stop):
         try:
@@ -64,7 +64,7 @@ def serve(
             fleet.stop()
 
 
-def _watch(fleet: Fleet, file: Path, stop: threading.Event, say: Say) -> None:
+def _watch(fleet: ServerFleet, file: Path, stop: threading.Event, say: Say) -> None:
     """Start again what dies or falls silent."""
     silent: dict[int, float] = {}
     while not stop.wait(LOOK_SECONDS):
@@ -106,7 +106,7 @@ def _await(process: ServerProcess, stop: threading.Event) -> None:
             return
 
 
-def _write(file: Path, fleet: Fleet) -> Servers:
+def _write(file: Path, fleet: ServerFleet) -> Servers:
     servers = fleet.servers(keeper=os.getpid())
     write_servers(file, servers)
     return servers

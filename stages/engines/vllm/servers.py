@@ -92,7 +92,7 @@ def foreign(config: VllmConfig) -> Servers:
 
 
 @dataclass(slots=True)
-class Fleet:
+class ServerFleet:
     """Servers that this process started."""
 
     processes: list[ServerProcess]
@@ -101,7 +101,7 @@ class Fleet:
     key: str
 
     @classmethod
-    def plan(cls, policy: Path, config: VllmConfig, logs: Path) -> "Fleet":
+    def plan(cls, policy: Path, config: VllmConfig, logs: Path) -> "ServerFleet":
         """Decide on the servers that a policy asks for; nothing is started.
 
         Raises:

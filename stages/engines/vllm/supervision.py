@@ -16,7 +16,7 @@ from nanoskyrl.stages.core.errors import EngineError, ProofError
 from nanoskyrl.stages.engines.vllm.client import Client, Lost, Refused
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
 from nanoskyrl.stages.engines.vllm.delivery import Counts, Delivery, Server
-from nanoskyrl.stages.engines.vllm.servers import SERVERS, Fleet, Servers, foreign, read_servers
+from nanoskyrl.stages.engines.vllm.servers import SERVERS, ServerFleet, Servers, foreign, read_servers
 
 
 class Supervisor:
@@ -30,7 +30,7 @@ class Supervisor:
         self.config, self.delivery, self.counts = config, delivery, counts
         self.servers: list[Server] = []
         self._place: Path | None = None
-        self._fleet: Fleet | None = None
+        self._fleet: ServerFleet | None = None
         self._homes: dict[str, Server] = {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -53,7 +53,7 @@ class Supervisor:
             found = read_servers(place / SERVERS)
         if found is None:
             logs = place / "logs" if place is not None else Path(tempfile.mkdtemp(prefix="nanoskyrl-logs-"))
-            self._fleet = Fleet.plan(policy, self.config, logs)
+            self._fleet = ServerFleet.plan(policy, self.config, logs)
             found = self._fleet.servers()
         self.setup = found
 
