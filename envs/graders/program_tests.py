@@ -26,7 +26,8 @@ from nanoskyrl.envs.sandbox.base import Limits, full_python, run_python
 from nanoskyrl.stages.core.errors import SandboxError
 
 PASSED = "all tests pass"
-SCRIPT = ("process_wire.py", "two_process_tests.py")
+SCRIPT = ("nanoskyrl.envs.graders.process_wire", "nanoskyrl.envs.graders.two_process_tests")
+"""Modules whose texts run in the sandbox; named in full, so that whoever follows what is imported finds them."""
 SHOWN = 60
 """Characters of a value that is refused."""
 
@@ -93,4 +94,5 @@ def run_tests(
 
 def source() -> str:
     """Return the script that the sandbox runs, one text: nothing can be imported from the directory where it lies."""
-    return "\n\n".join(Path(__file__).with_name(name).read_text(encoding="utf-8") for name in SCRIPT)
+    files = (Path(__file__).with_name(f"{name.rpartition('.')[2]}.py") for name in SCRIPT)
+    return "\n\n".join(file.read_text(encoding="utf-8") for file in files)

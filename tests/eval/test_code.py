@@ -112,10 +112,10 @@ def test_no_program_runs_outside_the_sandbox(one, monkeypatch):
         raise SandboxError("no sandbox here", hint="x")
 
     for module in ("humaneval", "code"):
-        monkeypatch.setattr(f"nanoskyrl.eval.{module}.full_python", none)
+        monkeypatch.setattr(f"nanoskyrl.eval.benchmarks.{module}.full_python", none)
     with pytest.raises(SandboxError):
         one("```python\ndef add(a, b):\n    return a + b\n```")
-    for path in (ROOT / "eval").glob("*.py"):
+    for path in (ROOT / "eval").rglob("*.py"):
         tree = ast.parse(path.read_text())
         called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
         assert not called & {"exec", "eval"}, path
