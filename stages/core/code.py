@@ -78,10 +78,8 @@ def plugin_digests(*names: str) -> dict[str, dict[str, str]]:
 
 def changed_modules(now: Mapping[str, Any], then: Any) -> list[str]:
     """Return the modules in which two records of code differ, none if they are one; `then` may be no record at all."""
-    if not isinstance(then, Mapping) or now["digest"] == then.get("digest"):
-        return []
-    ours, theirs = now["modules"], then.get("modules")
-    if theirs is None:  # schema 1 recorded the package as a whole
+    ours, theirs = now["modules"], then.get("modules") if isinstance(then, Mapping) else None
+    if not isinstance(theirs, Mapping):  # schema 1 recorded the package as a whole
         return ["nanoskyrl"]
     return sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
 

@@ -180,14 +180,9 @@ def _begin(directory: Path, head: Head, *, force: bool, keep_parts: bool) -> Non
         _clear(directory)
     elif begun or (directory / STARTED).is_file():
         resumes = keep_parts and part_files(directory)
-        if resumes:
+        if resumes and (directory / STARTED).is_file():  # what schema 1 left is begun again, whatever it was
             _refuse_difference(directory, head, begun, "begun", packages=True)
-        # Under schema 1, or where nothing in it is worth keeping, whatever it was begun with.
-        if (
-            not resumes
-            or not (directory / STARTED).is_file()
-            or not _same_code(directory, head, begun.get("code"), "it is begun again")
-        ):
+        if not resumes or not _same_code(directory, head, begun.get("code"), "it is begun again"):
             _clear(directory)
     elif ours:
         raise OutputError(f"`{directory}` holds parts of no stage", hint="Name an empty directory, or use `--force`")

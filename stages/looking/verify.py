@@ -38,8 +38,9 @@ class Findings:
             yield f"broken: {line}"
         for line in self.unfinished:
             yield f"unfinished: {line}"
-        for line in self.other_code:
-            yield f"made by other code: {line}"
+        if self.other_code:
+            more = f", and {len(self.other_code) - 1} more outputs" * (len(self.other_code) > 1)
+            yield f"made by other code: {self.other_code[0]}{more}"
         pruned = f", {len(self.pruned)} pruned" if self.pruned else ""
         yield f"{self.checked} checks, {len(self.broken)} broken{pruned}"
 

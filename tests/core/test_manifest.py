@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from outputs import HEAD, PARTS, contents, crash, edit, table, work
 
+from nanoskyrl.stages.core.code import OtherCode
 from nanoskyrl.stages.core.digests import digest_bytes, digest_file
 from nanoskyrl.stages.core.errors import ConflictError, InputError, OutputError
 from nanoskyrl.stages.core.manifest import Manifest, Part, first_difference, is_finished, read_manifest
@@ -469,3 +470,37 @@ def test_a_beginning_that_is_no_object_is_an_input_error(tmp_path):
 )
 def test_the_first_difference_by_hand(ours, theirs, expected):
     assert first_difference(ours, theirs) == expected
+
+
+def as_schema_1(directory):
+    """Name and mark a directory's files as schema 1 did."""
+    for name in ("_manifest.json", "_started.json"):
+        if (directory / name).is_file():
+            edit(directory / name, schema_version=1, code={"version": "0.1.0", "digest": "0" * 64})
+            (directory / name).rename(directory / name.removeprefix("_"))
+
+
+@pytest.mark.filterwarnings("ignore::nanoskyrl.stages.core.code.OtherCode")
+def test_a_finished_directory_of_schema_1_is_up_to_date_and_stays_as_it_is(tmp_path):
+    work(tmp_path)
+    as_schema_1(tmp_path)
+    before = contents(tmp_path)
+    assert is_finished(tmp_path)
+    assert read_manifest(tmp_path).schema_version == 1
+    assert work(tmp_path) is None
+    assert contents(tmp_path) == before
+    with pytest.raises(ConflictError, match="is finished with another `policy`"):
+        work(tmp_path, OTHER_HEADS["policy"])
+    assert work(tmp_path, force=True) == list(range(PARTS))
+    assert "manifest.json" not in contents(tmp_path)
+
+
+@pytest.mark.parametrize("head", [HEAD, OTHER_HEADS["policy"]], ids=["same", "other"])
+def test_what_was_unfinished_under_schema_1_is_begun_again(tmp_path, head):
+    crash(tmp_path)
+    as_schema_1(tmp_path)
+    with pytest.raises(InputError, match="is unfinished: `rollout` did not end"):
+        read_manifest(tmp_path)
+    with pytest.warns(OtherCode, match="it is begun again"):
+        assert work(tmp_path, head) == list(range(PARTS))
+    assert sorted(contents(tmp_path)) == ["_manifest.json", *(part_name(index) for index in range(PARTS))]

@@ -276,3 +276,13 @@ def test_reading_and_writing_start_no_thread(tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path / "part.parquet")]
     before, after = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert before == after
+
+
+@pytest.mark.parametrize("columns", [None, ["env", "rollout_logprobs"]])
+def test_a_part_of_schema_1_is_read_under_the_names_of_now(tmp_path, columns):
+    new = part()
+    old = new.rename_columns(["logprobs" if name == "rollout_logprobs" else name for name in new.column_names])
+    write_part(tmp_path / "p", old.replace_schema_metadata({SCHEMA_KEY: b"1"}))
+    found = read_part(tmp_path / "p", columns=columns)
+    assert found.equals(new if columns is None else new.select(columns))
+    assert found.schema.metadata[SCHEMA_KEY] == str(SCHEMA_VERSION).encode()
