@@ -84,6 +84,15 @@ def test_rewards_apart_only_by_rounding_count_as_equal():
     assert group_normalized([0.7, float(np.float32(0.7))]) == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("reward", [1.0, 0.7, -40.0, 1e-3])
+@pytest.mark.parametrize(("difference", "spread"), [(1e-15, False), (0.9e-6, False), (1.1e-6, True), (1e-3, True)])
+def test_a_group_has_spread_where_rewards_differ_by_more_than_a_millionth_of_the_largest(reward, difference, spread):
+    rewards = [reward, reward * (1 - difference), reward]
+    assert rewards[0] != rewards[1]
+    assert has_spread(rewards) == spread
+    assert any(group_normalized(rewards)) == spread
+
+
 def test_a_missing_reward_enters_no_mean_and_gets_nothing():
     assert group_normalized([1.0, 0.0, None, None]) == pytest.approx([HALF_ROOT, -HALF_ROOT, None, None], abs=2e-6)
 
