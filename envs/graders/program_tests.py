@@ -92,4 +92,4 @@ def run_tests(
 
 def source() -> str:
     """Return the script that the sandbox runs."""
-    return Path(__file__).with_name("tests_apart.py").read_text(encoding="utf-8")
+    return Path(__file__).with_name("two_process_tests.py").read_text(encoding="utf-8")
