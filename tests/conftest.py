@@ -1,4 +1,9 @@
-"""Fixtures that several test modules share."""
+"""Fixtures that several test modules share, and what makes a run of them the same on any machine."""
+
+import os
+
+# Before torch is imported: idle threads wait for work without burning the other core.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,8 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from nanoskyrl.stages.core.trajectory import Trajectory, Turn
+
+# How long an example takes is the machine's business. `--hypothesis-profile anew` draws others every time.
+settings.register_profile("anew", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("everywhere", settings.get_profile("anew"), derandomize=True)
+settings.load_profile("everywhere")
 
 
 @pytest.fixture
