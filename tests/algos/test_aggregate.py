@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoskyrl.algos.aggregate import REDUCTIONS, Totals, reduction
@@ -53,7 +53,6 @@ def test_the_mean_of_two_micro_batches_is_not_the_mean_of_their_means():
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
-@settings(deadline=None)
 @given(
     rows=st.lists(st.lists(st.tuples(st.floats(-9, 9), st.booleans()), min_size=5, max_size=5), min_size=1, max_size=7),
     cuts=st.lists(st.integers(0, 6), min_size=7, max_size=7),

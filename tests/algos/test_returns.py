@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoskyrl.algos.estimators.base import Batch, EstimatorConfig
@@ -59,7 +59,6 @@ def test_gae_with_lambda_0_is_one_step_s_surprise():
     assert advantages[ACTIONS] == pytest.approx([0.4, -0.5, 0.8, 0.1])
 
 
-@settings(deadline=None)
 @given(st.lists(ROWS, min_size=1, max_size=4), st.floats(0, 1), st.floats(0, 1))
 def test_rows_side_by_side_give_what_each_gives_alone(rows, gamma, lambd):
     rewards, values, masks = [], [], []
@@ -132,7 +131,6 @@ MEMBERS = st.tuples(
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-@settings(deadline=None)
 @given(members=st.lists(MEMBERS, min_size=1, max_size=8), random=st.randoms())
 def test_the_order_of_rows_and_groups_means_nothing(name, members, random):
     def estimated(order):

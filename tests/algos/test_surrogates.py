@@ -129,7 +129,6 @@ def test_sapo_of_a_huge_ratio_is_finite_and_flat():
     assert slope == 0.0
 
 
-@settings(deadline=None)
 @given(st.floats(0.01, 0.99), st.floats(0.1, 10))
 def test_sapo_s_gate_is_as_wide_above_1_as_below(distance, tau):
     config = SapoConfig(tau_pos=tau)
@@ -367,7 +366,6 @@ def test_dppo_sees_a_fall_that_is_past_the_bound_of_log_ratios():
     assert moved(DPPO_TV, math.exp(-1), math.exp(-30), -1.0)[2] == 1
 
 
-@settings(deadline=None)
 @given(st.floats(-8, 0), st.floats(-8, 0), st.sampled_from([1.0, -1.0]))
 def test_dppo_s_kl_leaves_out_what_is_past_pinsker_s_bound(old, new, advantage):
     # KL >= 2 TV^2: a coin that moved by more than sqrt(0.05 / 2) the way it is pushed is out.
@@ -437,7 +435,6 @@ def test_a_marked_token_loses_its_gradient_under_clip_cov_and_is_drawn_back_unde
     assert (name, share.tolist()) == ("held_ratio", marked.tolist())
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(-8, 0), st.floats(-3, 3)), min_size=1, max_size=30), st.floats(0.01, 1))
 def test_marks_are_as_many_as_asked_for_and_none_is_passed_over(tokens, share):
     logprobs, advantages = torch.tensor([tokens], dtype=torch.float64).unbind(-1)
@@ -474,7 +471,6 @@ def test_gmpo_clips_a_token_before_the_mean_and_lets_the_others_of_its_row_go_on
     torch.testing.assert_close(log_ratio.grad, lets_through * means[:, None] * advantages)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=6), st.sampled_from([1.0, -1.0]))
 def test_gmpo_s_ratio_is_bounded_on_the_side_that_would_be_pushed_further(distances, advantage):
     value, _ = objective(GMPO, torch.tensor([distances]).double(), torch.full((1, len(distances)), advantage).double())
@@ -491,7 +487,7 @@ def one_advantage_a_row(algorithm, advantages, mask):
 
 
 @every
-@settings(deadline=None, max_examples=EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(
     rows=st.lists(st.lists(TOKENS, min_size=4, max_size=4), min_size=1, max_size=3),
     loss_reduction=st.sampled_from(REDUCED),
@@ -511,7 +507,7 @@ def test_cispo_whose_bounds_leave_1_out_is_not_reinforce():
 
 
 @every
-@settings(deadline=None, max_examples=EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(
     rows=st.lists(
         st.lists(NEAR, min_size=5, max_size=5),
@@ -544,7 +540,7 @@ def _off_the_bounds(algorithm):
 
 
 @every
-@settings(deadline=None, max_examples=EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(
     rows=st.lists(
         st.lists(FAR, min_size=4, max_size=4),
@@ -625,7 +621,7 @@ def test_a_missing_log_prob_behind_the_mask_leaves_a_finite_loss(algorithm):
 
 
 @every
-@settings(deadline=None, max_examples=EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(
     garbage=st.lists(st.sampled_from([NAN, INF, -INF, 99.0, -99.0, 1e30]), min_size=9, max_size=9),
     loss_reduction=st.sampled_from(REDUCED),

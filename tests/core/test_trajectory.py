@@ -311,7 +311,7 @@ any_json = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(args=any_json, metadata=st.dictionaries(any_text, any_json, max_size=2), text=any_text)
 def test_whatever_json_can_hold_comes_back(args, metadata, text):
     row = dataclasses.replace(with_args(args), metadata=metadata, response=text)

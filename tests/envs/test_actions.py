@@ -2,7 +2,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoskyrl.envs.actions import final_answer, json_object, restore_stop, tool_calls
@@ -67,7 +67,6 @@ def test_a_call_inside_a_string_is_no_call():
     assert call.args == {"q": CALL}
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=6), JSON_VALUES, max_size=4))
 def test_any_arguments_are_read_as_they_were_written(args):
     (call,) = tool_calls(f"I will look. {written({'tool': 'f', 'args': args})} Done.")
@@ -176,7 +175,6 @@ def test_a_fence_inside_an_argument_belongs_to_the_argument(argument):
     assert call.args == {"code": argument}
 
 
-@settings(deadline=None)
 @given(WRITTEN)
 def test_no_text_raises_and_every_call_is_whole_or_says_what_is_wrong(text):
     for call in tool_calls(text):
@@ -279,7 +277,6 @@ def test_a_stray_closing_tag_is_no_part_of_the_answer(text):
     assert final_answer(text) == "42"
 
 
-@settings(deadline=None)
 @given(WRITTEN)
 def test_an_answer_is_stripped_and_stands_in_the_text(text):
     answer = final_answer(text)

@@ -3,7 +3,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoskyrl.envs.graders.answers import as_number, same_answer
@@ -123,20 +123,17 @@ def test_a_currency_sign_may_follow_the_minus_sign(found):
     assert same_answer(found, "-5")
 
 
-@settings(deadline=None)
 @given(st.integers(-(10**40), 10**40))
 def test_thousands_separators_change_no_number(number):
     assert same_answer(f"{number:,}", str(number))
     assert same_answer(str(number).replace("-", "\u2212"), str(number))
 
 
-@settings(deadline=None)
 @given(st.integers(-(10**9), 10**9), st.integers(-(10**9), 10**9))
 def test_different_integers_are_different_answers(one, other):
     assert same_answer(str(one), str(other)) == (one == other)
 
 
-@settings(deadline=None)
 @given(st.integers(-(10**6), 10**6), st.sampled_from([1, 2, 4, 5, 8, 10, 16, 20, 25, 1000]))
 def test_a_fraction_is_its_decimal(numerator, denominator):
     decimal = f"{Decimal(numerator) / Decimal(denominator):f}"
@@ -145,7 +142,6 @@ def test_a_fraction_is_its_decimal(numerator, denominator):
     assert as_number(decimal) == Fraction(numerator, denominator)
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(), max_size=30), st.text(st.characters(), max_size=30))
 def test_no_text_raises_and_every_text_is_itself(one, other):
     assert same_answer(one, one)

@@ -64,7 +64,7 @@ def test_no_text_raises(name):
     env = environment(name)
     task = env.tasks("train")[0]
 
-    @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=80, suppress_health_check=list(HealthCheck))
     @given(TEXTS)
     def anything(text):
         episode = env.start()

@@ -214,7 +214,7 @@ def test_no_text_raises(server, tmp_path):
 def test_no_text_that_is_drawn_raises(server, tmp_path):
     _, episode, _ = episode_of(server, tmp_path, max_steps=10**6)
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     @given(TEXTS.filter(lambda text: "<done>" not in text))
     def anything(text):
         step = episode.step(text)

@@ -121,7 +121,7 @@ def test_no_text_raises(server):
 def test_no_text_that_is_drawn_raises(server, kind):
     episode, _ = begun(server, kind)
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     @given(TEXTS.filter(lambda text: "crash" not in text and "hang" not in text))
     def anything(text):
         nonlocal episode

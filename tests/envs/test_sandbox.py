@@ -50,7 +50,7 @@ def caller(tmp_path_factory):
         socket.socket(), socket.socket(type=socket.SOCK_DGRAM), socket.socket(socket.AF_UNIX),
         socket.socket(socket.AF_UNIX), socket.socket(),
     )  # fmt: skip
-    name = f"skyrl-test-{os.getpid()}"
+    name = f"skyrl-test-{os.getpid()}-{folder.name}"
     tcp.bind(("127.0.0.1", 0))
     udp.bind(("127.0.0.1", 0))
     unix.bind(str(folder / "socket"))

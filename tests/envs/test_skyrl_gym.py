@@ -166,7 +166,7 @@ def test_no_text_that_is_drawn_raises(rows, retriever):
     ]  # fmt: skip
     tasks = [environment.tasks("train")[0] for environment in environments]
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     @given(TEXTS)
     def anything(text):
         for environment, task in zip(environments, tasks, strict=True):

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoskyrl.envs.actions import final_answer
@@ -112,7 +112,6 @@ def test_the_question_is_posed_with_the_form_of_the_answer(environment, task):
     assert observation.metadata == {"ground_truth": task.ground_truth, "kind": "addition"}
 
 
-@settings(deadline=None)
 @given(st.text(st.characters()))
 def test_any_text_ends_the_episode(action):
     environment = TextMath(TextMathConfig(n_train=1))

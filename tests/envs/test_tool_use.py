@@ -260,7 +260,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(PIECES | st.text(st.characters(), max_size=4), max_size=20).map("".join))
 def test_no_text_raises_and_all_of_it_can_be_stored(action):
     environment = ToolUse(ToolUseConfig(n_train=1))

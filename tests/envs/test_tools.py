@@ -5,7 +5,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoskyrl.envs.actions import ParsedCall
@@ -60,7 +60,6 @@ def test_the_calculator_is_right(expression, result):
     assert (found.ok, found.result, found.error) == (True, result, None)
 
 
-@settings(deadline=None)
 @given(st.integers(-(10**9), 10**9), st.sampled_from("+-*"), st.integers(-(10**9), 10**9))
 def test_the_calculator_agrees_with_python_on_integers(left, sign, right):
     assert CALCULATOR.call({"expression": f"({left}) {sign} ({right})"}).result == str(eval(f"({left}){sign}({right})"))
@@ -166,7 +165,6 @@ def test_what_is_no_arithmetic_is_refused_in_words(expression):
     assert found.result
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from([*"0123456789.+-*/%()e ", "**", "//"]), max_size=40).map("".join))
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
 def test_no_expression_raises(expression):
@@ -210,7 +208,6 @@ def test_a_query_without_words_is_refused(query):
     assert "no words" in found.result
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(), max_size=40))
 def test_no_query_raises(query):
     assert SEARCH.call({"query": query}).result

@@ -2,7 +2,7 @@ import math
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoskyrl.eval.passk import mean_interval, pass_at_k
@@ -27,7 +27,6 @@ def test_pass_at_k_by_hand(n, correct, k, chance):
     assert pass_at_k(n, correct, k) == pytest.approx(chance)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(case):
     n, correct, k = case
@@ -35,7 +34,6 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(case):
     assert pass_at_k(n, correct, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
 
 
-@settings(deadline=None)
 @given(st.integers(2, 200).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n - 1))))
 def test_more_tries_or_more_right_samples_never_hurt(case):
     n, correct, k = case
@@ -101,7 +99,6 @@ def test_two_tasks_alike_are_not_certain():
     assert low < mean < high
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from([0.0, 1.0]) | st.floats(0, 1), min_size=1, max_size=30))
 def test_an_interval_holds_its_mean_and_stays_within_0_and_1(values):
     mean, low, high = mean_interval(values)

@@ -25,7 +25,9 @@ def main() -> None:
     learner: Learner = recipe.learner()
     learner.load(Path(policy), seed=1)
     everything = list(range(table.num_rows))
-    found = {"processes": learner.world.size, "strategy": learner.strategy.name}
+    found = {
+        "processes": learner.world.size, "strategy": learner.strategy.name, "lr": config.lr, "steps": 2,
+    }  # fmt: skip
 
     update = Update(recipe.objective(table))
     found["gradient"] = update.gradient(learner, everything)
@@ -35,7 +37,7 @@ def main() -> None:
     learner = recipe.learner()
     learner.load(Path(policy), seed=1)
     update = Update(recipe.objective(table))
-    found["norms"] = [update.step(learner, everything).grad_norm for _ in range(2)]
+    found["norms"] = [update.step(learner, everything).grad_norm for _ in range(found["steps"])]
     update.gather(learner.world)
     found["ratio"] = update.diagnostics(table).column("ratio_mean").to_pylist()
     place = Path(out).with_suffix("")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tolerances import LOGITS, PASS, assert_close
 
 from nanoskyrl.envs.base import Observation, Step, Task
 from nanoskyrl.envs.memory import Memory
@@ -158,9 +159,7 @@ def test_a_turn_ends_with_a_stop_string_and_is_the_same_until_then(engine):
     for one, other in zip(free, stopped, strict=True):
         text = engine.renderer.decode(other.token_ids)
         assert one.token_ids[: len(other.token_ids)] == other.token_ids
-        np.testing.assert_allclose(
-            one.rollout_logprobs[: len(other.rollout_logprobs)], other.rollout_logprobs, atol=1e-5
-        )
+        assert_close(one.rollout_logprobs[: len(other.rollout_logprobs)], other.rollout_logprobs, PASS, scale=LOGITS)
         assert (other.finish_reason == "stop_string") == text.endswith("</answer>")
         assert text.count("</answer>") <= 1
 

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from tolerances import LOGITS, PASS, assert_close
 
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.engines.base import HfConfig, Request, SamplingParams
@@ -41,7 +42,7 @@ def test_batch_size_changes_no_token_and_no_logprob_beyond_rounding(up, size):
     parts = engine(batch_size=size).generate(requests(up), SamplingParams())
     assert [g.token_ids for g in whole] == [g.token_ids for g in parts]
     for a, b in zip(whole, parts, strict=True):
-        np.testing.assert_allclose(a.rollout_logprobs, b.rollout_logprobs, atol=1e-5, rtol=0)
+        assert_close(a.rollout_logprobs, b.rollout_logprobs, PASS, scale=LOGITS)
 
 
 @pytest.mark.slow
@@ -72,7 +73,7 @@ def test_logprobs_are_those_of_a_plain_forward_pass_at_the_temperature(up, tempe
             logp = (model(ids).logits[0, :-1] / temperature).log_softmax(-1)
         start = len(request.prompt_ids)
         expected = logp[start - 1 :].gather(-1, ids[0, start:, None])[:, 0]
-        np.testing.assert_allclose(generation.rollout_logprobs, expected.numpy(), atol=1e-5)
+        assert_close(generation.rollout_logprobs, expected, PASS, scale=LOGITS)
 
 
 def test_generations_end_at_a_stop_token_or_at_their_own_limit(up):

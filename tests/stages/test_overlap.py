@@ -9,10 +9,10 @@ import sys
 import threading
 import time
 
-import numpy as np
 import psutil
 import pytest
 from running import SMALL, as_flags, same_bytes, skyrl
+from tolerances import LOGITS, PASS, assert_close
 
 from nanoskyrl.stages.core.config import merge
 from nanoskyrl.stages.core.errors import EngineError, OutputError, SettingsError
@@ -231,7 +231,7 @@ def test_a_trainer_in_two_processes_follows_with_passes_of_models(tmp_path):
     assert any(row is not None and (row < 0).any() for row in wanted)
     for a, b in zip(found, wanted, strict=True):
         if b is not None:
-            np.testing.assert_allclose(a, b, atol=1e-5)
+            assert_close(a, b, PASS, scale=LOGITS)
 
 
 # Where the halves run

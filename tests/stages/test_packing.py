@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tiny_models import FAMILIES, rows, tiny_model
+from tiny_models import FAMILIES, LENGTHS, rows, tiny_model
+from tolerances import GRADIENT, assert_close, terms_of
 from torch._dynamo.utils import counters
 from torch.nn.functional import log_softmax
 
@@ -23,6 +24,9 @@ from nanoskyrl.stages.models.checkpointing import keep_less
 from nanoskyrl.stages.models.logprobs import sequence_logprobs
 from nanoskyrl.stages.models.packing import is_packing, padding_is_faster, prepare_packing
 from nanoskyrl.stages.models.policy import resolve_policy
+
+LONGEST = max(map(sum, LENGTHS))
+TOKENS = sum(map(sum, LENGTHS))
 
 
 def padded(sequences):
@@ -59,12 +63,10 @@ def test_packed_rows_have_the_log_probs_and_gradients_of_each_row_alone(family, 
     assert packs is FAMILIES[family]
     assert is_packing(model) is packs
     found = sequence_logprobs(model, ids, mask, temperature=0.7, select=select)
-    torch.testing.assert_close(found.logprobs, wanted[0], atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.entropy, wanted[1], atol=1e-5, rtol=0)
+    assert_close(found.logprobs, wanted[0], terms_of(model.config, LONGEST))
+    assert_close(found.entropy, wanted[1], terms_of(model.config, LONGEST))
     found_gradients = gradients(model, (found.logprobs * slopes).sum())
-    assert found_gradients.keys() == wanted_gradients.keys()
-    for name, gradient in found_gradients.items():
-        torch.testing.assert_close(gradient, wanted_gradients[name], atol=1e-5, rtol=1e-5, msg=name)
+    assert_close(found_gradients, wanted_gradients, 2 * terms_of(model.config, TOKENS))
 
 
 def test_a_row_does_not_see_the_row_before_it():
@@ -75,7 +77,7 @@ def test_a_row_does_not_see_the_row_before_it():
     ids[0] = torch.where(mask[0] == 1, (ids[0] + 1) % 60, ids[0])
     after = sequence_logprobs(model, ids, mask, temperature=1.0, select=select).logprobs
     assert not torch.allclose(before[0], after[0])
-    torch.testing.assert_close(before[1:], after[1:], atol=1e-6, rtol=0)
+    assert_close(before[1:], after[1:], terms_of(model.config, LONGEST))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_states_that_are_asked_for_lie_where_padded_ones_do():
     assert prepare_packing(model)
     found = sequence_logprobs(model, ids, mask, temperature=1.0, select=select, want_hidden=True).hidden
     on = mask[:, :-1] == 1
-    torch.testing.assert_close(found[on], wanted[on], atol=1e-5, rtol=1e-5)
+    assert_close(found[on], wanted[on], terms_of(model.config, LONGEST))
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
@@ -135,8 +137,7 @@ def test_all_layers_are_compiled_as_one_program(rank, monkeypatch):
     torch.compiler.reset()
     counters.clear()
     keep_less(base, 1.0, compiled=True)
-    for name, gradient in found().items():
-        torch.testing.assert_close(gradient, wanted[name])
+    assert_close(found(), wanted, 2 * terms_of(base.config, TOKENS))
     assert counters["stats"]["unique_graphs"] == 1
 
 
@@ -177,8 +178,8 @@ def sequences():
 def test_packed_and_padded_losses_are_equal(sequences, algo):
     wanted = loss_and_gradient(sequences, packing=False, max_tokens=1 << 14, algo=algo)
     found = loss_and_gradient(sequences, packing=True, max_tokens=24, algo=algo)
-    assert found[0] == pytest.approx(wanted[0], abs=1e-5)
-    torch.testing.assert_close(found[1], wanted[1], atol=1e-5, rtol=0)
+    assert_close(found[0], wanted[0], GRADIENT, scale=1.0)
+    assert_close(found[1], wanted[1], GRADIENT)
     assert wanted[1].abs().max() > 1e-3
 
 
@@ -186,8 +187,8 @@ def test_packed_and_padded_losses_are_equal(sequences, algo):
 def test_micro_batches_of_any_size_give_the_same_loss(sequences, size, monkeypatch):
     wanted = loss_and_gradient(sequences, packing=False, max_tokens=1 << 14)
     found = loss_and_gradient(sequences, packing=True, max_tokens=1, size=size, monkeypatch=monkeypatch)
-    assert found[0] == pytest.approx(wanted[0], abs=1e-5)
-    torch.testing.assert_close(found[1], wanted[1], atol=1e-5, rtol=0)
+    assert_close(found[0], wanted[0], GRADIENT, scale=1.0)
+    assert_close(found[1], wanted[1], GRADIENT)
 
 
 def test_packed_micro_batches_count_no_padding():

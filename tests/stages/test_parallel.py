@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from running import SMALL, skyrl
+from tolerances import GRADIENT, LOGITS, PASS, assert_close
 
 from nanoskyrl.stages.core.config import merge
 from nanoskyrl.stages.core.metrics import read_metrics
@@ -43,19 +44,21 @@ def alone(advantages, tmp_path_factory):
 
 
 def compare(found, wanted, place):
-    assert found["loss"] == pytest.approx(wanted["loss"], abs=1e-5)
-    torch.testing.assert_close(found["gradient"], wanted["gradient"], atol=1e-5, rtol=1e-4)
+    assert_close(found["loss"], wanted["loss"], PASS, scale=1.0)
+    assert_close(found["gradient"], wanted["gradient"], GRADIENT)
     assert wanted["gradient"].abs().max() > 1e-3
-    assert found["norms"] == pytest.approx(wanted["norms"], rel=1e-3)
-    assert found["ratio"] == pytest.approx(wanted["ratio"], abs=1e-4)
+    assert found["norms"] == pytest.approx(wanted["norms"], rel=1e-3)  # the second is of weights that moved apart
+    assert_close(found["ratio"], wanted["ratio"], PASS, scale=LOGITS)
     assert found["resumes"]
     weights, others = (
         load_model(where / "policy", dtype=torch.float32, device="cpu").state_dict()
         for where in (place, wanted["place"])
     )
     assert weights.keys() == others.keys()
-    for name, value in weights.items():
-        torch.testing.assert_close(value, others[name], atol=1e-4, rtol=0, msg=name)
+    # Adam moves every weight by about lr, also where its gradient is all rounding and the sign may differ.
+    apart = torch.cat([(value - others[name]).abs().flatten() for name, value in weights.items()])
+    assert apart.max() <= 2.1 * found["steps"] * found["lr"]
+    assert apart.mean() < 0.01 * found["lr"]
 
 
 @pytest.mark.slow
@@ -90,4 +93,4 @@ def test_ppo_s_critic_learns_in_two_processes_as_in_one(tmp_path, settings):
         assert done.returncode == 0, done.stderr
     one, two = [line for line in read_metrics(run.metrics) if line["stage"] == "train"]
     for name in ("train/loss", "train/grad_norm", "critic/grad_norm"):
-        assert one[name] == pytest.approx(two[name], rel=1e-4), name
+        assert_close(one[name], two[name], GRADIENT)

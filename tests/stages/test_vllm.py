@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tolerances import LOGITS, PASS, assert_close
 
 from nanoskyrl.envs.base import Observation, Step, Task
 from nanoskyrl.stages.core.errors import EngineError, ProofError
@@ -193,7 +194,7 @@ def test_log_probs_are_of_the_distribution_drawn_from(engine, prompt, temperatur
             [Request(prompt_ids=prompt, seed=seed, max_tokens=1)], SamplingParams(temperature=temperature)
         )
         alone[one.token_ids[0]] = float(one.rollout_logprobs[0])
-    assert float(found.rollout_logprobs[0]) == pytest.approx(alone[found.token_ids[0]], abs=1e-4)
+    assert_close(found.rollout_logprobs[:1], [alone[found.token_ids[0]]], PASS, scale=LOGITS)
 
 
 @pytest.mark.parametrize("extra", [0, 1])
