@@ -102,8 +102,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         """Print that outputs were made by other code, once for the same modules."""
         if not isinstance(message, OtherCode):
             show(message, *place)
-        elif message.modules not in told:
-            told.add(message.modules)
+        elif message.says not in told:
+            told.add(message.says)
             say(f"note: {message}")
 
     with warnings.catch_warnings():

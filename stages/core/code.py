@@ -49,7 +49,8 @@ class OtherCode(ConflictError, UserWarning):
             f"`{place}` was made by other code, {does}: `{modules[0]}`{more} changed since",
             hint="Take `code.strict` out of the settings, or make it again with `--force`",
         )
-        self.modules = tuple(modules)
+        self.says = (does, *modules)
+        """The same of all outputs that differ in the same modules: enough to be told once."""
 
 
 def code_of(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:

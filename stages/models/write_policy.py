@@ -39,6 +39,8 @@ def write_policy(
     whole: dict[str, Any] = {"save_embedding_layers": False} if adapter else {}
     if gathered is not None:
         whole["state_dict"] = gathered
+    if adapter:  # a set, which every process would write in an order of its own
+        model.peft_config["default"].target_modules = sorted(model.peft_config["default"].target_modules)
     make_directory(policy)
     with (
         write_errors(policy, SafetensorError),

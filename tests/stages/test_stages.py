@@ -20,6 +20,7 @@ from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import schema_of
 from nanoskyrl.stages.engines.task_order import TaskOrder
+from nanoskyrl.stages.eval import EvalConfig, evaluate
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.train_config import OptimizerConfig, TrainConfig
@@ -95,6 +96,39 @@ def test_text_columns_are_the_decoded_ids(shards):
     for row in from_table(table(shards / "rollout")):
         assert decode(row.prompt_ids) == row.prompt
         assert decode(row.response_ids) == row.response
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """An evaluation with files beside its shards, made once for the module."""
+    place = tmp_path_factory.mktemp("evaluated") / "text_math"
+    evaluate(STARTER, place, EvalConfig(limit=4), SMALL)
+    (place / "_files").mkdir()
+    (place / "_files" / "predictions.jsonl").write_text("{}\n")
+    return place
+
+
+@pytest.mark.parametrize("stage", ["rollout", "score", "advantage", "eval"])
+def test_a_stage_s_folder_is_a_data_set_to_every_reader(shards, evaluated, stage, tmp_path, monkeypatch):
+    import datasets
+    import duckdb
+    import pandas as pd
+    import polars as pl
+    import pyarrow.parquet as pq
+
+    folder = evaluated if stage == "eval" else shards / stage
+    rows = read_manifest(folder).rows_out
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    found = {
+        "pandas": pd.read_parquet(folder).shape,
+        "pyarrow": pq.read_table(folder).shape,
+        "polars": pl.read_parquet(f"{folder}/*.parquet").shape,
+        "duckdb": duckdb.sql(f"select * from '{folder}/*.parquet'").shape,
+        "datasets": datasets.load_dataset(
+            "parquet", data_files=f"{folder}/*.parquet", split="train", cache_dir=str(tmp_path)
+        ).shape,
+    }
+    assert found == dict.fromkeys(found, (rows, len(schema_of(stage).names)))
 
 
 @pytest.mark.parametrize("stage", ["rollout", "score", "advantage"])
