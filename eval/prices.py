@@ -4,7 +4,7 @@ import json
 import tomllib
 from typing import Any
 
-from nanoskyrl.stages.core.errors import InputError, did_you_mean
+from nanoskyrl.stages.core.errors import InputError, did_you_mean, told_as
 from nanoskyrl.stages.core.storage import as_path
 
 
@@ -24,11 +24,9 @@ def read_prices(table: str | None, model: str | None) -> dict[str, float] | None
     hint = 'Write, for instance, ["my-model"] with prompt = 0.15 and completion = 0.6'
     if not path.is_file():
         raise InputError(f"there is no table of prices `{table}`", hint=hint)
-    try:
+    with told_as(InputError, f"`{table}` is neither TOML nor JSON", ValueError, UnicodeDecodeError, hint=hint):
         text = path.read_text(encoding="utf-8")
         prices: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (ValueError, UnicodeDecodeError) as error:
-        raise InputError(f"`{table}` is neither TOML nor JSON: {error}", hint=hint) from error
     if model is None:
         return None
     if not isinstance(prices, dict) or not isinstance(prices.get(model), dict):

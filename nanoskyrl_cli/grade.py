@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from nanoskyrl.stages.core.errors import EXIT_OK, EXIT_SHORT, SettingsError
 from nanoskyrl_cli.options import emit, path, say
 
 
@@ -26,7 +27,6 @@ def grade(
 
     Example: skyrl grade answers.jsonl
     """
-    from nanoskyrl.stages.core.errors import EXIT_OK, EXIT_SHORT, SettingsError
     from nanoskyrl.stages.looking.grade import grade_logs, grade_rows
 
     place = path(file)

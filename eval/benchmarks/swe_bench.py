@@ -19,7 +19,7 @@ from nanoskyrl.eval.benchmarks import swe_harness
 from nanoskyrl.eval.benchmarks.checkout import SUBMIT, CheckoutEpisode
 from nanoskyrl.eval.benchmarks.patches import applies, parses, patch_in, predictions, tidy
 from nanoskyrl.eval.rows import Hub, Row
-from nanoskyrl.stages.core.errors import SettingsError, check_words
+from nanoskyrl.stages.core.errors import check_numbers, check_words
 from nanoskyrl.stages.core.rows import to_json
 from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl.stages.core.trajectory import Trajectory
@@ -59,10 +59,7 @@ class SweBenchConfig(BenchConfig):
     def __post_init__(self) -> None:
         """Refuse words and numbers that cannot be meant."""
         check_words("swe_bench_verified", self, harness=HARNESS)
-        if self.turns < 1:
-            raise SettingsError(
-                f"`swe_bench_verified.turns` must be at least 1, not {self.turns}", hint="Give a number"
-            )
+        check_numbers("swe_bench_verified", self, "turns", least=1)
 
 
 class SweBenchVerified(Benchmark):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError, told_as
 from nanoskyrl.stages.learning.train_config import OptimizerConfig
 
 
@@ -81,18 +81,18 @@ def make_optimizer(parameters: Sequence[Any], lr: float, config: OptimizerConfig
     else:
         # One kernel for all weights; on a CPU the plain loop is as fast, and its bytes are known.
         optimizer = torch.optim.AdamW(parameters, fused=parameters[0].is_cuda or None, **given)
-    try:
+    with told_as(
+        SettingsError,
+        f"`train.lr_scheduler` {config.lr_scheduler!r}",
+        ValueError,
+        hint="Check the name, and `train.lr_decay_steps`",
+    ):
         scheduler = get_scheduler(
             config.lr_scheduler,
             optimizer,
             num_warmup_steps=config.lr_warmup_steps,
             num_training_steps=config.lr_decay_steps,
         )
-    except ValueError as error:
-        raise SettingsError(
-            f"`train.lr_scheduler` {config.lr_scheduler!r}: {error}",
-            hint="Check the name, and `train.lr_decay_steps`",
-        ) from error
     return optimizer, scheduler
 
 
