@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 from nanoskyrl.envs.base import VerifierTimeout
 from nanoskyrl.envs.graders.judge import Judge, JudgeConfig, JudgeFailed
 from nanoskyrl.eval.base import ToolsConfig
-from nanoskyrl.stages.core.errors import InputError, SettingsError
-from nanoskyrl.stages.core.storage import as_path
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.storage import read_named
 
 TIMEOUT_SECONDS = 600.0
 WORKERS = 16
@@ -76,12 +76,8 @@ def filled(config: JudgedConfig, ours: str, **fields: str) -> str:
     Raises:
         InputError: the file is missing.
     """
-    template = ours
-    if config.judge_prompt is not None:
-        path = as_path(config.judge_prompt)
-        if not path.is_file():
-            raise InputError(f"there is no prompt `{config.judge_prompt}`", hint="Name a text file")
-        template = path.read_text(encoding="utf-8")
+    named = config.judge_prompt
+    template = ours if named is None else read_named(named, "prompt", "Name a text file")
     pieces = template.split("{")
     # Only the fields that are known: what a model wrote may hold braces, and templates hold JSON.
     found = pieces[0]

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from nanoskyrl.stages.core.errors import NanoskyrlError, SettingsError, ShortError, did_you_mean
+from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl_cli.options import (
     ConfigOption,
     EnvOption,
@@ -194,10 +195,7 @@ def _bench_flags(
 def _compare(places: tuple[str, str], as_json: bool) -> int:
     from nanoskyrl.stages.looking.eval_report import compare, comparison
 
-    first, second = (path(place) for place in places)
-    assert first is not None
-    assert second is not None
-    found = compare(first, second)
+    found = compare(*map(as_path, places))
     if as_json:
         print_json(found)
     else:

@@ -38,6 +38,5 @@ def init(
 
     found, settings, _ = settings_of(run, None, assignments, preset=preset)
     check_place(found)
-    path = write_settings(found, settings, force=force)
-    say(f"Wrote {path}")
+    say(f"Wrote {write_settings(found, settings, force=force)}")
     say(f"Next: skyrl loop --run {found.root}")

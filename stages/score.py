@@ -25,7 +25,7 @@ from nanoskyrl.envs.graders.workers import Workers
 from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain
 from nanoskyrl.stages.core.errors import InputError, SettingsError, check_numbers
 from nanoskyrl.stages.core.manifest import Head, Manifest, read_manifest
-from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, mean
+from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, grouped, mean
 from nanoskyrl.stages.core.output import open_output
 from nanoskyrl.stages.core.registry import load_attribute, lookup, plugin_errors
 from nanoskyrl.stages.core.rows import from_table, to_json
@@ -215,9 +215,7 @@ def judge(rows: Iterable[Trajectory], scorer: Scorer, threads: int = 1) -> dict[
 
     A scorer that waits for somebody else may be asked from several threads; the order is that of the rows.
     """
-    steps: dict[str, list[Trajectory]] = {}
-    for row in rows:
-        steps.setdefault(row.trajectory_id, []).append(row)
+    steps = grouped((row.trajectory_id, row) for row in rows)
     if threads == 1:
         return {name: _judge_one(several, scorer) for name, several in steps.items()}
     with ThreadPoolExecutor(threads) as pool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nanoskyrl.stages.core.errors import check_numbers, check_words
+from nanoskyrl.stages.core.metrics import grouped
 
 ZERO_SPREAD = 1e-6
 """Rewards closer than this, relative to the largest, are equal: twelve times 0.7 has a variance only by rounding."""
@@ -134,9 +135,7 @@ def std(values: Sequence[float], ddof: int) -> float:
 
 def by_group(batch: Batch, of_group: Callable[[Numbers], Numbers]) -> Numbers:
     """Return one number a trajectory, from a function of one group's rewards."""
-    members: dict[str, list[int]] = {}
-    for index, group in enumerate(batch.groups):
-        members.setdefault(group, []).append(index)
+    members = grouped((group, index) for index, group in enumerate(batch.groups))
     found: Numbers = [None] * len(batch.groups)
     for indices in members.values():
         for index, value in zip(indices, of_group([batch.rewards[i] for i in indices]), strict=True):

@@ -22,7 +22,7 @@ from nanoskyrl.envs.outside.fleet_task import (
 )
 from nanoskyrl.envs.tools import mistake_in, replies_to, too_many
 from nanoskyrl.stages.core.errors import InputError, SettingsError, check_numbers, check_words, told_as
-from nanoskyrl.stages.core.storage import as_path
+from nanoskyrl.stages.core.storage import read_named
 from nanoskyrl.stages.core.trajectory import ToolCall, Trajectory
 
 DONE = "<done>"
@@ -117,10 +117,7 @@ def read_task_configs(name: str) -> list[dict[str, Any]]:
     Raises:
         InputError: the file is missing or no JSON, or a task lacks what it needs.
     """
-    path = as_path(name)
-    if not path.is_file():
-        raise InputError(f"no Fleet tasks at `{name}`", hint=HINT)
-    text = path.read_text(encoding="utf-8-sig")
+    text = read_named(name, "file of Fleet tasks", HINT)
     with told_as(InputError, f"`{name}` is not JSON", ValueError, RecursionError, hint=HINT):
         rows = [json.loads(line) for line in text.split("\n") if line.strip()] if name.endswith(".jsonl") else None
         rows = json.loads(text) if rows is None else rows

@@ -20,6 +20,7 @@ from nanoskyrl.eval.benchmarks.checkout import SUBMIT, CheckoutEpisode
 from nanoskyrl.eval.benchmarks.patches import applies, parses, patch_in, predictions, tidy
 from nanoskyrl.eval.rows import Hub, Row
 from nanoskyrl.stages.core.errors import check_numbers, check_words
+from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.core.rows import to_json
 from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl.stages.core.trajectory import Trajectory
@@ -174,9 +175,7 @@ class SweBenchVerified(Benchmark):
 
     def files(self, rows: Iterable[Trajectory]) -> dict[str, bytes]:
         """Return the predictions, a file for each sample."""
-        found: dict[int, list[tuple[str, str]]] = {}
-        for row in rows:
-            found.setdefault(row.sample, []).append((row.task_id, patch_of(row)))
+        found = grouped((row.sample, (row.task_id, patch_of(row))) for row in rows)
         return {
             PREDICTIONS if sample == 0 else f"predictions-{sample}.jsonl": predictions(each, self.config.model_name)
             for sample, each in sorted(found.items())

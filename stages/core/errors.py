@@ -74,7 +74,7 @@ class ProofError(NanoskyrlError):
 
 
 def check_words(table: str, settings: object, **allowed: Iterable[object]) -> None:
-    """Refuse settings that are none of the words allowed.
+    """Refuse settings that are none of the words allowed; each word of a tuple counts.
 
     Args:
         table: The table that they stand in, for the message.
@@ -85,11 +85,12 @@ def check_words(table: str, settings: object, **allowed: Iterable[object]) -> No
         SettingsError: names the first that is another word.
     """
     for name, words in allowed.items():
-        value, words = getattr(settings, name), list(words)
-        if value not in words:
-            raise SettingsError(
-                f"`{table}.{name}` must be {', '.join(map(str, words))}, not {value!r}", hint="Choose one of them"
-            )
+        given, words = getattr(settings, name), list(words)
+        for value in given if isinstance(given, tuple) else (given,):
+            if value not in words:
+                raise SettingsError(
+                    f"`{table}.{name}` must be {', '.join(map(str, words))}, not {value!r}", hint="Choose one of them"
+                )
 
 
 def check_numbers(

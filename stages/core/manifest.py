@@ -160,17 +160,12 @@ def read_manifest(directory: Path, *, stage: str | Sequence[str] | None = None) 
     return manifest
 
 
-def check_may_leave(manifest: Manifest, directory: Path) -> None:
-    """Raise unless the text of a directory may be exported or shown to others.
-
-    Raises:
-        InputError: it came from a benchmark whose terms forbid it.
-    """
-    refuse_to_leave(manifest.facts.get(STAYS_LOCAL), directory)
-
-
 def refuse_to_leave(reason: str | None, directory: Path) -> None:
-    """Raise where there is a reason that the text of a directory must stay.
+    """Raise where there is a reason that the text of a directory must not be exported or shown to others.
+
+    Args:
+        reason: What a benchmark's terms say, as the fact STAYS_LOCAL of a manifest keeps it.
+        directory: Whose text it is.
 
     Raises:
         InputError: gives the reason.

@@ -8,18 +8,15 @@ one in the manifest. `benchmarks/shards.py` measures it.
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nanoskyrl.stages.core.digests import digest_bytes
 from nanoskyrl.stages.core.errors import InputError, told_as
+from nanoskyrl.stages.core.manifest import Manifest
 from nanoskyrl.stages.core.storage import whole_file
 from nanoskyrl.stages.core.trajectory import RENAMED, SCHEMA_KEY, SCHEMA_VERSION
-
-if TYPE_CHECKING:
-    from nanoskyrl.stages.core.manifest import Manifest
 
 COMPRESSION_LEVEL = 1
 """Higher levels take longer and gain nothing here: what is split is noise in its low bytes."""
@@ -135,7 +132,7 @@ def _renamed_since(schema: pa.Schema, path: Path) -> dict[str, str]:
     return {now: then for then, now in RENAMED.items() if then in schema.names} if int(version) == 1 else {}
 
 
-def read_parts(directory: Path, manifest: "Manifest", columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+def read_parts(directory: Path, manifest: Manifest, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """Yield the table of each part, in order, each checked against its digest."""
     for part in manifest.parts:
         yield read_part(directory / part.name, part.digest, columns)

@@ -11,7 +11,7 @@ from typing import Any
 
 from nanoskyrl.envs.base import Environment, Task
 from nanoskyrl.stages.core.errors import InputError, told_as
-from nanoskyrl.stages.core.storage import as_path
+from nanoskyrl.stages.core.storage import read_named
 from nanoskyrl.stages.engines.base import TextEngine
 
 
@@ -41,11 +41,9 @@ class ScriptedEngine(TextEngine):
 
 
 def _read_scripts(name: str) -> dict[str, list[str]]:
-    path = as_path(name)
-    if not path.is_file():
-        raise InputError(f"there is no file of actions `{name}`", hint="Write JSON lines of task_id and actions")
+    text = read_named(name, "file of actions", "Write JSON lines of task_id and actions")
     scripts: dict[str, list[str]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         with told_as(
             InputError,
             f"line {number} of `{name}` has no task_id and actions",

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from nanoskyrl.stages.core.errors import SettingsError, told_as
 from nanoskyrl.stages.learning.train_config import OptimizerConfig
@@ -18,7 +17,7 @@ from nanoskyrl.stages.learning.train_config import OptimizerConfig
 class Masters:
     """The float32 copies of trained weights; weights that are float32 are their own."""
 
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         """Copy what needs a copy."""
         self.parameters = list(parameters)
         self.stepped = [
@@ -49,12 +48,12 @@ class Masters:
         for parameter, master in self._pairs:
             parameter.copy_(master)
 
-    def state(self) -> list[Tensor]:
+    def state(self) -> list[torch.Tensor]:
         """Return the copies."""
         return [master.detach() for _, master in self._pairs]
 
     @torch.no_grad()
-    def load_state(self, saved: Sequence[Tensor]) -> None:
+    def load_state(self, saved: Sequence[torch.Tensor]) -> None:
         """Take copies that were saved.
 
         Raises:

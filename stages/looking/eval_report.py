@@ -113,10 +113,10 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
         raise InputError(
             f"`{first}` is of `{names[0]}`, `{second}` of `{names[1]}`", hint="Compare two evaluations of one benchmark"
         )
-    sides = []
-    for place, manifest in zip((first, second), manifests, strict=True):
-        _, scored = summarize(read_parts(place, manifest), 1)
-        sides.append(successes_by_task(scored))
+    sides = [
+        successes_by_task(summarize(read_parts(place, manifest), 1)[1])
+        for place, manifest in zip((first, second), manifests, strict=True)
+    ]
     try:
         found = paired(*sides)
     except ValueError as error:

@@ -65,12 +65,9 @@ class ToolUseConfig:
         check_numbers("tool_use", self, "n_train", "n_test", least=1)
         check_numbers("tool_use", self, "level", least=1, most=MAX_LEVEL, hint="Choose a level that exists")
         check_numbers("tool_use", self, "call_weight", least=0, most=1, hint="Give a share of the reward")
-        check_words("tool_use", self, sandbox=("auto", *BACKENDS))
+        check_words("tool_use", self, sandbox=("auto", *BACKENDS), kinds=KINDS)
         if not self.kinds:
             raise SettingsError("`tool_use.kinds` is empty", hint=f"Choose from {', '.join(KINDS)}")
-        for kind in self.kinds:
-            if kind not in KINDS:
-                raise SettingsError(f"`tool_use.kinds` holds `{kind}`", hint=f"Choose from {', '.join(KINDS)}")
         looked_up = [kind for kind in self.kinds if kind in ("search", *WORLD_KINDS)]
         if self.corpus is not None and self.data is None and looked_up:
             raise SettingsError(
