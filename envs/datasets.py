@@ -36,10 +36,7 @@ def read_tasks(data: str, split: str) -> list[Task]:
     Raises:
         InputError: the file is missing, unreadable, empty, or a row lacks prompt or ground truth.
     """
-    if data.startswith(HUB):
-        rows = list(_hub_rows(data.removeprefix(HUB), split))
-    else:
-        rows = read_rows(data)
+    rows = list(_hub_rows(data.removeprefix(HUB), split)) if data.startswith(HUB) else read_rows(data)
     tasks = [_task(row, place, split) for place, row in rows]
     seen: dict[str, str] = {}
     for index, ((place, row), task) in enumerate(zip(rows, tasks, strict=True)):

@@ -1,5 +1,6 @@
 """Which judge a benchmark asks, and the words it is asked in; `envs/graders/judge.py` does the asking."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -78,10 +79,5 @@ def filled(config: JudgedConfig, ours: str, **fields: str) -> str:
     """
     named = config.judge_prompt
     template = ours if named is None else read_named(named, "prompt", "Name a text file")
-    pieces = template.split("{")
     # Only the fields that are known: what a model wrote may hold braces, and templates hold JSON.
-    found = pieces[0]
-    for piece in pieces[1:]:
-        name, brace, rest = piece.partition("}")
-        found += f"{fields[name]}{rest}" if brace and name in fields else "{" + piece
-    return found
+    return re.sub(r"\{([^{}]*)\}", lambda found: fields.get(found[1], found[0]), template)

@@ -119,8 +119,11 @@ def read_task_configs(name: str) -> list[dict[str, Any]]:
     """
     text = read_named(name, "file of Fleet tasks", HINT)
     with told_as(InputError, f"`{name}` is not JSON", ValueError, RecursionError, hint=HINT):
-        rows = [json.loads(line) for line in text.split("\n") if line.strip()] if name.endswith(".jsonl") else None
-        rows = json.loads(text) if rows is None else rows
+        rows: Any = (
+            [json.loads(line) for line in text.split("\n") if line.strip()]
+            if name.endswith(".jsonl")
+            else json.loads(text)
+        )
     rows = rows.get("tasks") if isinstance(rows, dict) else rows
     if not isinstance(rows, list) or not rows:
         raise InputError(f"`{name}` holds no tasks", hint=HINT)

@@ -139,8 +139,7 @@ class AlfworldLiteEpisode:
     def step(self, action: str) -> Step:
         """Carry out one command; whatever cannot be done answers "Nothing happens."."""
         self.steps += 1
-        written = command_of(action)
-        command = self._chosen(written)
+        command = self._chosen(command_of(action))
         feedback = self.world.act(command)
         verb = parse(command)[0]
         error = None if feedback != NOTHING else "not_admissible" if verb else "malformed"
