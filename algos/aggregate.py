@@ -8,13 +8,10 @@ nothing. A batch without trained tokens has loss 0.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from nanoskyrl.algos.ratios import row_tokens
+from nanoskyrl.algos.tensors import Tensor
 from nanoskyrl.stages.core.errors import SettingsError, did_you_mean
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,29 +27,29 @@ class Totals:
     """Needed by `prompt_mean`."""
 
 
-def token_mean(mask: "Tensor", totals: Totals, prompt_tokens: "Tensor | None" = None) -> "Tensor":
+def token_mean(mask: Tensor, totals: Totals, prompt_tokens: Tensor | None = None) -> Tensor:
     """Weigh every token of the mini-batch alike; [B, T]."""
     return mask / max(totals.tokens, 1)
 
 
-def sequence_mean(mask: "Tensor", totals: Totals, prompt_tokens: "Tensor | None" = None) -> "Tensor":
+def sequence_mean(mask: Tensor, totals: Totals, prompt_tokens: Tensor | None = None) -> Tensor:
     """Weigh every row alike, and the tokens of a row alike: the mean of row means; [B, T]."""
     return mask / row_tokens(mask) / max(totals.rows, 1)
 
 
-def prompt_mean(mask: "Tensor", totals: Totals, prompt_tokens: "Tensor | None" = None) -> "Tensor":
+def prompt_mean(mask: Tensor, totals: Totals, prompt_tokens: Tensor | None = None) -> Tensor:
     """Weigh every prompt alike, and all tokens under a prompt alike; [B, T]."""
     if prompt_tokens is None or not totals.prompts:
         raise ValueError("prompt_mean needs the trained tokens of each row's prompt, and how many prompts there are")
     return mask / prompt_tokens[:, None].clamp(min=1) / totals.prompts
 
 
-def seq_mean_token_sum(mask: "Tensor", totals: Totals, prompt_tokens: "Tensor | None" = None) -> "Tensor":
+def seq_mean_token_sum(mask: Tensor, totals: Totals, prompt_tokens: Tensor | None = None) -> Tensor:
     """Weigh every token by 1 / rows: the mean of row sums; [B, T]."""
     return mask / max(totals.rows, 1)
 
 
-def seq_mean_token_sum_norm(mask: "Tensor", totals: Totals, prompt_tokens: "Tensor | None" = None) -> "Tensor":
+def seq_mean_token_sum_norm(mask: Tensor, totals: Totals, prompt_tokens: Tensor | None = None) -> Tensor:
     """Weigh every token by 1 / (rows x horizon), with a constant horizon; [B, T]."""
     if not totals.horizon:
         raise SettingsError(
@@ -61,7 +58,7 @@ def seq_mean_token_sum_norm(mask: "Tensor", totals: Totals, prompt_tokens: "Tens
     return mask / (max(totals.rows, 1) * totals.horizon)
 
 
-Reduction = Callable[["Tensor", Totals, "Tensor | None"], "Tensor"]
+Reduction = Callable[[Tensor, Totals, Tensor | None], Tensor]
 """Takes the mask [B, T], the totals, and for each row how many trained tokens its prompt has in all of its rows [B]."""
 
 REDUCTIONS: dict[str, Reduction] = {

@@ -7,38 +7,37 @@ the start of the update (o); `logprobs`, under the policy that is trained (l).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from numpy.random import Generator
 
 from nanoskyrl.algos.ratios import LOG_RATIO_LIMIT, masked, token_log_ratio
-
-if TYPE_CHECKING:
-    from numpy.random import Generator
-    from torch import Tensor
+from nanoskyrl.algos.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class SurrogateInputs:
     """What a surrogate sees of a micro-batch; [B, T], on trained tokens only, 0 elsewhere."""
 
-    logprobs: "Tensor"
+    logprobs: Tensor
     """Nats under the trained policy; carries the gradient."""
-    old_logprobs: "Tensor"
+    old_logprobs: Tensor
     """Nats under the old policy."""
-    log_ratio: "Tensor"
+    log_ratio: Tensor
     """Nats, trained policy minus old policy, guarded; carries the gradient."""
-    advantages: "Tensor"
-    mask: "Tensor"
+    advantages: Tensor
+    mask: Tensor
     """1.0 on trained tokens."""
-    marked: "Tensor"
+    marked: Tensor
     """1.0 on tokens that the algorithm's `marks` picked out of the whole mini-batch."""
 
 
-Surrogate = Callable[[SurrogateInputs, Any], tuple["Tensor", dict[str, "Tensor"]]]
+Surrogate = Callable[[SurrogateInputs, Any], tuple[Tensor, dict[str, Tensor]]]
 """Returns each token's objective [B, T], to be maximised, and named [B, T] values whose mean over trained tokens
 is reported; the first of them is the algorithm's own share: of tokens clipped or held, or of the gradient let
 through."""
 
-Marks = Callable[[SurrogateInputs, Any, "Generator"], "Tensor"]
+Marks = Callable[[SurrogateInputs, Any, Generator], Tensor]
 """Takes all trained tokens of a mini-batch, end to end as [1, N] and without gradient, and returns 1 on those that the
 surrogate treats apart, 0 on others: so a rank or a mean over tokens hangs on no micro-batch."""
 
@@ -81,11 +80,11 @@ class Algorithm:
 
     def inputs(
         self,
-        logprobs: "Tensor",
-        old_logprobs: "Tensor",
-        advantages: "Tensor",
-        mask: "Tensor",
-        marked: "Tensor | None" = None,
+        logprobs: Tensor,
+        old_logprobs: Tensor,
+        advantages: Tensor,
+        mask: Tensor,
+        marked: Tensor | None = None,
     ) -> SurrogateInputs:
         """Return what the surrogate sees, masked before anything else: junk in padding reaches nothing.
 

@@ -5,12 +5,8 @@ k3 = exp(-d) + d - 1. k1 and k3 are unbiased in value; as a loss, k1 has no grad
 expectation, k2 has that of KL(policy || reference), k3 that of KL(reference || policy).
 """
 
-from typing import TYPE_CHECKING
-
 from nanoskyrl.algos.ratios import LOG_RATIO_LIMIT, masked, token_log_ratio
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from nanoskyrl.algos.tensors import Tensor
 
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs")
 K3_LIMIT = 10.0
@@ -18,15 +14,15 @@ K3_LIMIT = 10.0
 
 
 def kl(
-    logprobs: "Tensor",
-    ref_logprobs: "Tensor",
-    mask: "Tensor",
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    mask: Tensor,
     estimator: str,
     *,
     straight_through: bool = False,
     log_limit: float | None = LOG_RATIO_LIMIT,
     value_limit: float | None = None,
-) -> "Tensor":
+) -> Tensor:
     """Return an estimate of KL(policy || reference) for each token, 0 where the mask is 0.
 
     Args:

@@ -9,13 +9,10 @@ Masking of whole rows: arXiv 2512.23075; the mask for negative rows: DeepSeek-V3
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from nanoskyrl.algos.ratios import LOG_RATIO_LIMIT, masked, row_mean, row_product, token_log_ratio
-from nanoskyrl.stages.core.errors import SettingsError, check_words
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from nanoskyrl.algos.tensors import Tensor
+from nanoskyrl.stages.core.errors import SettingsError, check_numbers, check_words
 
 WEIGHTS = ("none", "token", "sequence")
 REJECTS = ("none", "product", "geometric", "any_token")
@@ -52,19 +49,14 @@ class OffPolicyConfig:
                 raise SettingsError(
                     f"`off_policy.{name}` is {list(found)}", hint="Give the lower and the upper bound of the ratio"
                 )
-        if not self.cap > 0:
-            raise SettingsError(f"`off_policy.cap` must be above 0, not {self.cap}", hint="2 is usual")
+        check_numbers("off_policy", self, "cap", above=0, hint="2 is usual")
         if self.band is not None and self.weight != "token":
             raise SettingsError("`off_policy.band` needs `off_policy.weight = token`", hint="Set both")
         if self.normalize and self.weight == "none":
             raise SettingsError("`off_policy.normalize` needs `off_policy.weight`", hint="Set both")
         if self.denominator == "kept" and self.reject == "none":
             raise SettingsError("`off_policy.denominator = kept` needs `off_policy.reject`", hint="Set both")
-        if self.negative_threshold is not None and not self.negative_threshold > 0:
-            raise SettingsError(
-                f"`off_policy.negative_threshold` must be above 0, not {self.negative_threshold}",
-                hint="Give nats, or leave it out",
-            )
+        check_numbers("off_policy", self, "negative_threshold", above=0, hint="Give nats, or leave it out")
         if (self.reject == "none") != (self.reject_band is None):
             raise SettingsError(
                 "`off_policy.reject` and `off_policy.reject_band` go together", hint="Set both or neither"
@@ -77,13 +69,13 @@ class OffPolicyConfig:
 
 
 def correction(
-    old_logprobs: "Tensor",
-    rollout_logprobs: "Tensor",
-    mask: "Tensor",
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    mask: Tensor,
     config: OffPolicyConfig,
     *,
     limit: float | None = LOG_RATIO_LIMIT,
-) -> tuple["Tensor", "Tensor"]:
+) -> tuple[Tensor, Tensor]:
     """Return what each token's loss is multiplied by, and which tokens stay.
 
     Args:
@@ -120,20 +112,20 @@ def correction(
     return masked(weights, kept), kept.to(ratio.dtype)
 
 
-def mean_weight(weights: "Tensor", mask: "Tensor") -> float:
+def mean_weight(weights: Tensor, mask: Tensor) -> float:
     """Return what the weights of a mini-batch are divided by to make their mean over trained tokens 1."""
     mean = float(masked(weights, mask).sum() / mask.sum().clamp(min=1))
     return mean if mean > 0 else 1.0
 
 
-def inside(ratio: "Tensor", band: tuple[float, float]) -> "Tensor":
+def inside(ratio: Tensor, band: tuple[float, float]) -> Tensor:
     """Say where a ratio lies in a band, its bounds included."""
     return (ratio >= band[0]) & (ratio <= band[1])
 
 
 def negative_rows_gone(
-    logprobs: "Tensor", rollout_logprobs: "Tensor", advantages: "Tensor", mask: "Tensor", threshold: float
-) -> "Tensor":
+    logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, mask: Tensor, threshold: float
+) -> Tensor:
     """Return 0 for rows of negative advantage that the trained policy has left behind, 1 for others; [B, 1]."""
     drift = -row_mean(token_log_ratio(logprobs, rollout_logprobs, mask, None).detach(), mask)
     gone = (row_mean(advantages, mask) < 0) & (drift > threshold)

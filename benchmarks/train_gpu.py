@@ -525,8 +525,7 @@ def saving(policy: Path, batch: Batch, place: Path, **settings: Any) -> None:
 
 def profile(policy: Path, batch: Batch, **settings: Any) -> None:
     """Print the kernels that take longest."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as profiler
+    from torch.profiler import ProfilerActivity, profile as profiler
 
     learner = Learner(OptimizerConfig(lora_rank=0, **settings))
     learner.load(policy)

@@ -19,7 +19,7 @@ from typing import Any
 from nanoskyrl.envs.base import Message, Task
 from nanoskyrl.envs.graders.grade_math import last_box
 from nanoskyrl.stages.core.digests import digest_json
-from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.errors import InputError, told_as
 from nanoskyrl.stages.core.storage import as_path
 
 ID_KEYS = ("id", "task_id")
@@ -36,10 +36,7 @@ def read_tasks(data: str, split: str) -> list[Task]:
     Raises:
         InputError: the file is missing, unreadable, empty, or a row lacks prompt or ground truth.
     """
-    if data.startswith(HUB):
-        rows = list(_hub_rows(data.removeprefix(HUB), split))
-    else:
-        rows = read_rows(data)
+    rows = list(_hub_rows(data.removeprefix(HUB), split)) if data.startswith(HUB) else read_rows(data)
     tasks = [_task(row, place, split) for place, row in rows]
     seen: dict[str, str] = {}
     for index, ((place, row), task) in enumerate(zip(rows, tasks, strict=True)):
@@ -70,12 +67,10 @@ def read_rows(
         InputError: the file is missing, unreadable or empty.
     """
     path = as_path(name)
-    try:
+    with told_as(
+        InputError, f"{what} `{name}` cannot be reached", Exception, hint="Check the address and the network"
+    ):  # remote file systems raise whatever their client does
         there = path.is_file()
-    except Exception as error:  # remote file systems raise whatever their client does
-        raise InputError(
-            f"{what} `{name}` cannot be reached: {error}", hint="Check the address and the network"
-        ) from error
     if not there:
         raise InputError(f"no {what} at `{name}`", hint=f"Name a .jsonl or .parquet file of {holds}")
     rows = list(_parquet_rows(path) if path.suffix == ".parquet" else json_rows(path))
@@ -102,10 +97,10 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if not line.strip():
             continue
         place = f"line {number} of `{path}`"
-        try:
+        with told_as(
+            InputError, f"{place} is not JSON", ValueError, RecursionError, hint="Write one JSON object a line"
+        ):
             row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{place} is not JSON: {error}", hint="Write one JSON object a line") from error
         if not isinstance(row, dict):
             raise InputError(f"{place} is not a JSON object", hint="Write one JSON object a line")
         yield place, row
@@ -115,13 +110,17 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        with path.open("rb") as file:
-            table = pq.ParquetFile(file).read(use_threads=False)  # as shards are read: no pool at exit
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(
-            f"`{path}` cannot be read as Parquet: {error}", hint="Write it again, or use JSON lines"
-        ) from error
+    with (
+        told_as(
+            InputError,
+            f"`{path}` cannot be read as Parquet",
+            pa.ArrowException,
+            OSError,
+            hint="Write it again, or use JSON lines",
+        ),
+        path.open("rb") as file,
+    ):
+        table = pq.ParquetFile(file).read(use_threads=False)  # as shards are read: no pool at exit
     for number, row in enumerate(table.to_pylist()):
         yield f"row {number} of `{path}`", row
 

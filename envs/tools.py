@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from nanoskyrl.envs.actions import ParsedCall
 from nanoskyrl.envs.base import Message
-from nanoskyrl.stages.core.errors import NanoskyrlError, SettingsError, did_you_mean
+from nanoskyrl.stages.core.errors import NanoskyrlError, SettingsError, did_you_mean, told_as
 from nanoskyrl.stages.core.registry import load_attribute
 from nanoskyrl.stages.core.trajectory import ToolCall
 
@@ -108,12 +108,13 @@ def offer(names: tuple[str, ...], own: Mapping[str, Callable[..., Any]] | None =
         tool = Tool(name.rpartition(":")[2], function)
         if tool.name in offered:
             raise SettingsError(f"two tools are called `{tool.name}`", hint="Rename one of the functions")
-        try:
+        with told_as(
+            SettingsError,
+            f"the arguments of tool `{name}` have no JSON schema",
+            Exception,
+            hint="Give each argument a simple type",
+        ):  # pydantic's errors for types, and what a property of the user's raises
             _ = tool.schema
-        except Exception as error:  # pydantic's errors for types, and what a property of the user's raises
-            raise SettingsError(
-                f"the arguments of tool `{name}` have no JSON schema: {error}", hint="Give each argument a simple type"
-            ) from error
         offered[tool.name] = tool
     return offered
 

@@ -18,7 +18,7 @@ from nanoskyrl.envs.worlds.tool_use.environment import ToolUse, ToolUseConfig
 from nanoskyrl.eval.rows import Hub, Row, bench_rows
 from nanoskyrl.stages.core.digests import digest_json
 from nanoskyrl.stages.core.errors import InputError, SettingsError
-from nanoskyrl.stages.core.storage import as_path
+from nanoskyrl.stages.core.storage import read_named
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 SPLIT = "test"
@@ -174,10 +174,7 @@ class Benchmark:
     def _template(self) -> str | None:
         if self.config.prompt is None:
             return None
-        path = as_path(self.config.prompt)
-        if not path.is_file():
-            raise InputError(f"there is no prompt `{self.config.prompt}`", hint="Name a text file")
-        text = path.read_text(encoding="utf-8")
+        text = read_named(self.config.prompt, "prompt", "Name a text file")
         if "{question}" not in text:
             raise InputError(f"`{self.config.prompt}` has no {{question}} in it", hint="Say where the question goes")
         return text.rstrip("\n")

@@ -1,5 +1,6 @@
 """Which judge a benchmark asks, and the words it is asked in; `envs/graders/judge.py` does the asking."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -7,8 +8,8 @@ from typing import Any, ClassVar
 from nanoskyrl.envs.base import VerifierTimeout
 from nanoskyrl.envs.graders.judge import Judge, JudgeConfig, JudgeFailed
 from nanoskyrl.eval.base import ToolsConfig
-from nanoskyrl.stages.core.errors import InputError, SettingsError
-from nanoskyrl.stages.core.storage import as_path
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.storage import read_named
 
 TIMEOUT_SECONDS = 600.0
 WORKERS = 16
@@ -76,16 +77,7 @@ def filled(config: JudgedConfig, ours: str, **fields: str) -> str:
     Raises:
         InputError: the file is missing.
     """
-    template = ours
-    if config.judge_prompt is not None:
-        path = as_path(config.judge_prompt)
-        if not path.is_file():
-            raise InputError(f"there is no prompt `{config.judge_prompt}`", hint="Name a text file")
-        template = path.read_text(encoding="utf-8")
-    pieces = template.split("{")
+    named = config.judge_prompt
+    template = ours if named is None else read_named(named, "prompt", "Name a text file")
     # Only the fields that are known: what a model wrote may hold braces, and templates hold JSON.
-    found = pieces[0]
-    for piece in pieces[1:]:
-        name, brace, rest = piece.partition("}")
-        found += f"{fields[name]}{rest}" if brace and name in fields else "{" + piece
-    return found
+    return re.sub(r"\{([^{}]*)\}", lambda found: fields.get(found[1], found[0]), template)

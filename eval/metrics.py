@@ -16,6 +16,7 @@ import pyarrow as pa
 from nanoskyrl.envs.graders.kinds import ANSWERED, NO_ANSWER
 from nanoskyrl.eval.base import JUDGE_FAILED, Scored
 from nanoskyrl.eval.passk import mean_interval, pass_at_k
+from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.trajectory import Trajectory
 
@@ -105,19 +106,12 @@ def summarize(
 
 def successes_by_task(rows: Iterable[Scored]) -> dict[str, list[float]]:
     """Return 1 or 0 for each judged sample, by task; a task without a verdict is not there."""
-    by_task: dict[str, list[float]] = {}
-    for row in rows:
-        if row.success is not None:
-            by_task.setdefault(row.task_id, []).append(float(row.success))
-    return by_task
+    return grouped((row.task_id, float(row.success)) for row in rows if row.success is not None)
 
 
 def _whole(table: pa.Table) -> Iterable[tuple[Trajectory, int | None, int | None]]:
     """Yield each attempt once, with the turns and the tokens of all its rows; None: a row does not say."""
-    steps: dict[str, list[Trajectory]] = {}
-    for row in from_table(table):
-        steps.setdefault(row.trajectory_id, []).append(row)
-    for rows in steps.values():
+    for rows in grouped((row.trajectory_id, row) for row in from_table(table)).values():
         whole = dataclasses.replace(rows[-1], turns=[turn for row in rows for turn in row.turns])
         counts = [row.prompt_tokens for row in rows], [row.completion_tokens for row in rows]
         prompt, completion = (None if None in of_rows else _total(of_rows) for of_rows in counts)

@@ -4,8 +4,8 @@ import json
 import tomllib
 from typing import Any
 
-from nanoskyrl.stages.core.errors import InputError, did_you_mean
-from nanoskyrl.stages.core.storage import as_path
+from nanoskyrl.stages.core.errors import InputError, did_you_mean, told_as
+from nanoskyrl.stages.core.storage import read_named
 
 
 def read_prices(table: str | None, model: str | None) -> dict[str, float] | None:
@@ -20,15 +20,10 @@ def read_prices(table: str | None, model: str | None) -> dict[str, float] | None
     """
     if table is None:
         return None
-    path = as_path(table)
     hint = 'Write, for instance, ["my-model"] with prompt = 0.15 and completion = 0.6'
-    if not path.is_file():
-        raise InputError(f"there is no table of prices `{table}`", hint=hint)
-    try:
-        text = path.read_text(encoding="utf-8")
-        prices: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (ValueError, UnicodeDecodeError) as error:
-        raise InputError(f"`{table}` is neither TOML nor JSON: {error}", hint=hint) from error
+    with told_as(InputError, f"`{table}` is neither TOML nor JSON", ValueError, UnicodeDecodeError, hint=hint):
+        text = read_named(table, "table of prices", hint)
+        prices: Any = json.loads(text) if table.endswith(".json") else tomllib.loads(text)
     if model is None:
         return None
     if not isinstance(prices, dict) or not isinstance(prices.get(model), dict):

@@ -11,7 +11,7 @@ from typing import Any
 
 from nanoskyrl.envs.datasets import read_rows
 from nanoskyrl.envs.graders.program_tests import shortened
-from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.errors import InputError, told_as
 from nanoskyrl.stages.core.storage import as_path
 
 Row = dict[str, Any]
@@ -82,12 +82,13 @@ def bench_rows(
             raise InputError(
                 f"row {number} of {where} has null for `{empty[0]}`, which {bench} needs", hint="Leave such rows out"
             )
-        try:
+        with told_as(
+            InputError,
+            f"row {number} of {where}",
+            ValueError,
+            hint="docs/evaluations.md gives the layout; leave such rows out",
+        ):
             check(row)
-        except ValueError as error:
-            raise InputError(
-                f"row {number} of {where}: {error}", hint="docs/evaluations.md gives the layout; leave such rows out"
-            ) from error
     return rows
 
 
@@ -104,16 +105,18 @@ def _file_rows(data: str, bench: str) -> list[tuple[str, Row]]:
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, Row]]:
     csv.field_size_limit(LONGEST_FIELD)
-    try:
-        with path.open("r", encoding="utf-8-sig", newline="") as file:
-            for row in csv.DictReader(file, strict=True):
-                if None in row or None in row.values():
-                    raise InputError(
-                        f"row {len(row)} of `{path}` has not as many fields as the header", hint="Check its quotes"
-                    )
-                yield f"`{path}`", dict(row)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"`{path}` cannot be read as CSV: {error}", hint="Save it as UTF-8 CSV") from error
+    with (
+        told_as(
+            InputError, f"`{path}` cannot be read as CSV", UnicodeDecodeError, csv.Error, hint="Save it as UTF-8 CSV"
+        ),
+        path.open("r", encoding="utf-8-sig", newline="") as file,
+    ):
+        for row in csv.DictReader(file, strict=True):
+            if None in row or None in row.values():
+                raise InputError(
+                    f"row {len(row)} of `{path}` has not as many fields as the header", hint="Check its quotes"
+                )
+            yield f"`{path}`", dict(row)
 
 
 def _hub_rows(hub: Hub, bench: str) -> list[Row]:

@@ -1,5 +1,7 @@
 """`skyrl doctor`."""
 
+from dataclasses import asdict
+
 from nanoskyrl_cli.options import JsonOption, emit, print_json
 
 
@@ -12,7 +14,7 @@ def doctor(as_json: JsonOption = False) -> int:
 
     checks = examine()
     if as_json:
-        print_json([check.to_plain() for check in checks])
+        print_json([asdict(check) for check in checks])
     else:
         width = max(len(check.name) for check in checks)
         for check in checks:

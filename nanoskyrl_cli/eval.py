@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from nanoskyrl.stages.core.errors import NanoskyrlError, SettingsError, ShortError, did_you_mean
+from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl_cli.options import (
     ConfigOption,
     EnvOption,
@@ -19,6 +21,7 @@ from nanoskyrl_cli.options import (
     path,
     policy_path,
     print_json,
+    say,
 )
 from nanoskyrl_cli.progress import working
 
@@ -86,8 +89,6 @@ def evaluate(
     if compare is not None:
         return _compare(compare, as_json)
     if endpoint is not None and engine not in (None, "openai"):
-        from nanoskyrl.stages.core.errors import SettingsError
-
         raise SettingsError(
             f"`--endpoint` is asked by the engine openai, and `--engine` is {engine}", hint="Leave one of them out"
         )
@@ -108,10 +109,8 @@ def evaluate(
 
 def _run(session: Any, names: Sequence[str | None], policy: Any, out: Path | None, force: bool, as_json: bool) -> int:
     """Run benchmarks one after the other, each to its end, or the environment; return the largest exit code."""
-    from nanoskyrl.stages.core.errors import NanoskyrlError, ShortError
     from nanoskyrl.stages.eval import check_ahead
     from nanoskyrl.stages.looking.eval_report import summary_of
-    from nanoskyrl_cli.options import say
 
     if len(names) > 1:  # a single one looks by itself
         check_ahead([name for name in names if name is not None], session.settings)
@@ -149,7 +148,6 @@ def _report(summaries: dict[str, Any], as_json: bool) -> None:
 def _say_fewer(session: Any, output: Path) -> None:
     """Say that there were fewer tasks than were asked for by a number."""
     from nanoskyrl.stages.looking.eval_report import summary_of
-    from nanoskyrl_cli.options import say
 
     limit = session.settings.get("eval", {}).get("limit")
     if limit and (there := len(summary_of(output)["task_ids"])) < limit:
@@ -158,7 +156,6 @@ def _say_fewer(session: Any, output: Path) -> None:
 
 def _names(bench: str | None, env: str | None, endpoint: str | None) -> list[str]:
     """Return the benchmarks that are asked for: an endpoint without further words gets the default ones."""
-    from nanoskyrl.stages.core.errors import SettingsError
     from nanoskyrl.stages.eval import DEFAULT_BENCHES
 
     if bench is None:
@@ -174,9 +171,7 @@ def _bench_flags(
 ) -> dict[str, dict[str, Any]]:
     """Return the settings of benchmarks that flags stand for."""
     from nanoskyrl.stages.core.config import config_class
-    from nanoskyrl.stages.core.errors import SettingsError, did_you_mean
-    from nanoskyrl.stages.core.registry import lookup
-    from nanoskyrl.stages.core.registry import names as known_names
+    from nanoskyrl.stages.core.registry import lookup, names as known_names
 
     found: dict[str, dict[str, Any]] = {name: {} for name in names}
     for text in data or ():
@@ -200,10 +195,7 @@ def _bench_flags(
 def _compare(places: tuple[str, str], as_json: bool) -> int:
     from nanoskyrl.stages.looking.eval_report import compare, comparison
 
-    first, second = (path(place) for place in places)
-    assert first is not None
-    assert second is not None
-    found = compare(first, second)
+    found = compare(*map(as_path, places))
     if as_json:
         print_json(found)
     else:

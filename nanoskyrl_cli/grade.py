@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-from nanoskyrl_cli.options import emit, path, say
+from nanoskyrl.stages.core.errors import EXIT_OK, EXIT_SHORT, SettingsError
+from nanoskyrl.stages.core.storage import as_path
+from nanoskyrl_cli.options import emit, say
 
 
 def grade(
@@ -26,23 +28,18 @@ def grade(
 
     Example: skyrl grade answers.jsonl
     """
-    from nanoskyrl.stages.core.errors import EXIT_OK, EXIT_SHORT, SettingsError
     from nanoskyrl.stages.looking.grade import grade_logs, grade_rows
 
-    place = path(file)
-    assert place is not None
     if logs is not None:
-        folder = path(logs)
-        assert folder is not None
         if data is None:
             raise SettingsError("`--logs` needs the rows of the benchmark", hint="Name them with `--data FILE`")
-        rows, numbers = grade_logs(place, folder, data)
+        rows, numbers = grade_logs(as_path(file), as_path(logs), data)
         for row in rows:
             emit(json.dumps(row, ensure_ascii=False))
         say(json.dumps(numbers))
         return EXIT_OK if numbers["judged"] == numbers["predictions"] else EXIT_SHORT
     counts = {True: 0, False: 0, None: 0}
-    for row in grade_rows(place):
+    for row in grade_rows(as_path(file)):
         counts[row["correct"]] += 1
         emit(json.dumps(row, ensure_ascii=False))
     say(f"{counts[True]} right, {counts[False]} wrong, {counts[None]} without a verdict")

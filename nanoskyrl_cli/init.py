@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl_cli.options import ForceOption, RunOption, SetOption, say
 
 
@@ -24,7 +25,6 @@ def init(
     Example: skyrl init --run runs/mine
     """
     if rebuild_starter:
-        from nanoskyrl.stages.core.storage import as_path
         from nanoskyrl.stages.models.policy import STARTER_DIRECTORY
         from nanoskyrl.stages.models.starter import build_starter
 
@@ -38,6 +38,5 @@ def init(
 
     found, settings, _ = settings_of(run, None, assignments, preset=preset)
     check_place(found)
-    path = write_settings(found, settings, force=force)
-    say(f"Wrote {path}")
+    say(f"Wrote {write_settings(found, settings, force=force)}")
     say(f"Next: skyrl loop --run {found.root}")

@@ -24,6 +24,7 @@ from nanoskyrl_cli import (
     eval,
     grade,
     init,
+    list as list_command,
     loop,
     plan,
     rollout,
@@ -34,7 +35,6 @@ from nanoskyrl_cli import (
     train,
     verify,
 )
-from nanoskyrl_cli import list as list_command
 from nanoskyrl_cli.options import say, stdout_for_data
 
 app = typer.Typer(

@@ -11,6 +11,9 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nanoskyrl.stages.core.errors import EXIT_OK, EXIT_SHORT, SettingsError
+from nanoskyrl.stages.core.storage import as_path
+
 if TYPE_CHECKING:
     from nanoskyrl.stages.running.session import Session, StageResult
 
@@ -80,7 +83,6 @@ def emit(text: str) -> None:
 
 def path(name: str | None) -> Path | None:
     """Return a path or URL, or None where none was given."""
-    from nanoskyrl.stages.core.storage import as_path
 
     return None if name is None else as_path(name)
 
@@ -129,7 +131,6 @@ def open_session(
 
 def weights(rewards: list[str]) -> dict[str, float]:
     """Return the weight of each reward in `env`, `module:function=0.5`, ..."""
-    from nanoskyrl.stages.core.errors import SettingsError
 
     found = {}
     for reward in rewards:
@@ -154,7 +155,6 @@ def settings_of(
     """Return the run, its merged settings, and those of them that were given now."""
     from nanoskyrl.stages.core.config import merge, parse_set, read_file
     from nanoskyrl.stages.core.runs import Run, default_run
-    from nanoskyrl.stages.core.storage import as_path
     from nanoskyrl.stages.looking.catalogue import preset_settings
     from nanoskyrl.stages.running.run_settings import settings_for
 
@@ -182,7 +182,6 @@ def say(text: str) -> None:
 
 def finish(outcome: "StageResult", session: "Session", following: str | None, as_json: bool) -> int:
     """Say what was done and what to type next, or print the manifest; return 3 if rows fell short."""
-    from nanoskyrl.stages.core.errors import EXIT_OK, EXIT_SHORT
     from nanoskyrl.stages.core.runs import DEFAULT_RUN
     from nanoskyrl.stages.looking.show import headline
 

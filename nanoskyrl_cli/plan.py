@@ -40,5 +40,4 @@ def plan(
         "loop": {"gpus_generate": gpus_generate, "gpus_train": gpus_train},
     }
     found, settings, _ = settings_of(run, config, assignments, flags)
-    report = stage(found, settings)
-    print_numbers(report, as_json)
+    print_numbers(stage(found, settings), as_json)

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl_cli.options import RunOption, data_stream, path
 
 
@@ -21,7 +22,6 @@ def show(
     Example: skyrl show runs/default/step-000000/score --row 3
     """
     from nanoskyrl.stages.core.runs import default_run
-    from nanoskyrl.stages.core.storage import as_path
     from nanoskyrl.stages.looking.show import show as stage
 
     stage(path(place) or as_path(run or default_run()), row=row, timing=timing, limit=limit, file=data_stream())

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl_cli.options import (
     AlgoOption,
     ConfigOption,
@@ -93,7 +95,6 @@ def train(
         done = stage(session, steps=steps, keep_states=stage_config(session.settings, "loop").keep_states, say=say)
         say(f"Stopped after {done} step{'s' * (done != 1)}.")
         return 0
-    from nanoskyrl.stages.core.storage import as_path
 
     source = [as_path(name) for name in advantages or ()]
     if dry_run:
@@ -114,7 +115,6 @@ def _check_options(
     follow: bool, advantages: list[str] | None, run: str | None, *, steps: bool, others: dict[str, object]
 ) -> None:
     """Refuse what would be dropped without a word."""
-    from nanoskyrl.stages.core.errors import SettingsError
 
     if not follow:
         if steps:
@@ -130,7 +130,6 @@ def _check_options(
 
 def _refuse_beside(what: str, others: dict[str, object]) -> None:
     """Refuse the first of the other options that was given."""
-    from nanoskyrl.stages.core.errors import SettingsError
 
     if given := next((name for name, value in others.items() if value), None):
         raise SettingsError(f"`{given}` does not go with {what}", hint="Leave out one of the two")
@@ -138,10 +137,8 @@ def _refuse_beside(what: str, others: dict[str, object]) -> None:
 
 def _check_run(run: str | None) -> None:
     """Refuse to follow what is no run: nothing would ever come."""
-    from nanoskyrl.stages.core.errors import InputError
     from nanoskyrl.stages.core.manifest import is_finished
     from nanoskyrl.stages.core.runs import default_run
-    from nanoskyrl.stages.core.storage import as_path
 
     place = as_path(run or default_run())
     if not place.is_dir():

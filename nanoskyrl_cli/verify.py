@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl_cli.options import JsonOption, RunOption, path, print_json, say
 
 
@@ -19,7 +20,6 @@ def verify(
     Example: skyrl verify runs/default
     """
     from nanoskyrl.stages.core.runs import default_run
-    from nanoskyrl.stages.core.storage import as_path
     from nanoskyrl.stages.looking.verify import verify as stage
 
     report = stage(path(place) or as_path(run or default_run()))

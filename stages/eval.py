@@ -6,10 +6,9 @@ and never 0. Attempts that an endpoint did not answer are in no part: the same c
 for them again, and for nothing else.
 """
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from nanoskyrl.eval.base import Benchmark
 from nanoskyrl.eval.metrics import counts_of, summarize
 from nanoskyrl.eval.prices import read_prices
 from nanoskyrl.stages.core.config import plugin_config, to_plain
-from nanoskyrl.stages.core.errors import NanoskyrlError, SettingsError, ShortError
+from nanoskyrl.stages.core.errors import NanoskyrlError, SettingsError, ShortError, check_numbers
 from nanoskyrl.stages.core.manifest import STAYS_LOCAL, SUMMARY, Head, Manifest, refuse_to_leave
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.core.output import Output, open_output, part_files
@@ -79,14 +78,9 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be meant."""
-        if self.limit is not None and self.limit < 0:
-            raise SettingsError(f"`eval.limit` must be at least 0, not {self.limit}", hint="0 takes all tasks")
-        if self.temperature < 0:
-            raise SettingsError(f"`eval.temperature` must be at least 0, not {self.temperature}", hint="0 is greedy")
-        if self.n_samples < 1:
-            raise SettingsError(
-                f"`eval.n_samples` must be at least 1, not {self.n_samples}", hint="Give a positive number"
-            )
+        check_numbers("eval", self, "limit", least=0, hint="0 takes all tasks")
+        check_numbers("eval", self, "temperature", least=0, hint="0 is greedy")
+        check_numbers("eval", self, "n_samples", least=1)
         for k in self.pass_k:
             if not 1 <= k <= self.n_samples:
                 raise SettingsError(
@@ -282,9 +276,7 @@ def _held_out(environment: Environment, name: str) -> bool:
             train = tasks_in(environment, "train")
         except NanoskyrlError:  # no task is trained on
             return True
-        return len(train) != len(test) or any(
-            dataclasses.replace(a, split=b.split) != b for a, b in zip(train, test, strict=True)
-        )
+        return len(train) != len(test) or any(replace(a, split=b.split) != b for a, b in zip(train, test, strict=True))
 
 
 def _as_rollout(
@@ -296,7 +288,7 @@ def _as_rollout(
     limit = config.limit if config.limit is not None else BENCH_TASKS if bench else ENV_TASKS
     limit = min(limit or there, there)
     limits = bench or rollout_config
-    return dataclasses.replace(
+    return replace(
         rollout_config, env=name, split="test", step=0, seed=config.seed, tasks=(),
         n_samples_per_prompt=config.n_samples, temperature=config.temperature, train_batch_size=max(limit, 1),
         dynamic_sampling=False, max_turns=config.max_turns or limits.max_turns,

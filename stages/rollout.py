@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from nanoskyrl.envs.base import Environment, Task, check_task
 from nanoskyrl.envs.datasets import HUB
-from nanoskyrl.envs.memory import KINDS as MEMORIES
-from nanoskyrl.envs.memory import Memory
+from nanoskyrl.envs.memory import KINDS as MEMORIES, Memory
 from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain
 from nanoskyrl.stages.core.digests import digest_file, digest_text
-from nanoskyrl.stages.core.errors import SettingsError, check_words
+from nanoskyrl.stages.core.errors import SettingsError, check_numbers, check_words
 from nanoskyrl.stages.core.manifest import Head, Manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.core.output import open_output
@@ -107,42 +106,27 @@ class RolloutConfig:
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be meant."""
-        for name in (
-            "train_batch_size", "n_samples_per_prompt", "max_turns", "max_generate_length", "rows_per_part",
-            "max_sample_batches", "memory_turns",
-        ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise SettingsError(
-                    f"`rollout.{name}` must be at least 1, not {getattr(self, name)}", hint="Give a positive number"
-                )
-        for name in ("max_input_length", "max_sequence_length"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise SettingsError(
-                    f"`rollout.{name}` must be at least 1, not {getattr(self, name)}",
-                    hint="Leave it out for the model's context",
-                )
+        check_numbers(
+            "rollout", self, "train_batch_size", "n_samples_per_prompt", "max_turns", "max_generate_length",
+            "rows_per_part", "max_sample_batches", "memory_turns", least=1,
+        )  # fmt: skip
+        check_numbers(
+            "rollout", self, "max_input_length", "max_sequence_length", least=1,
+            hint="Leave it out for the model's context",
+        )  # fmt: skip
+        check_numbers("rollout", self, "step", least=0, hint="Steps count from 0")
+        check_numbers("rollout", self, "temperature", least=0, hint="0 is greedy, 1 samples as the model says")
+        check_numbers("rollout", self, "top_p", least=LEAST_TOP_P, most=1, hint="1 is off")
+        check_numbers("rollout", self, "top_k", least=0, most=2**31 - 1, hint="0 is off")
         if twice := [task for task, count in Counter(self.tasks).items() if count > 1]:
             raise SettingsError(
                 f"`rollout.tasks` names `{twice[0]}` twice", hint="More attempts at a task are `--n-samples-per-prompt`"
             )
-        if self.step < 0:
-            raise SettingsError(f"`rollout.step` must be at least 0, not {self.step}", hint="Steps count from 0")
         if 0 < self.temperature < LEAST_TEMPERATURE or self.temperature == float("inf"):
             raise SettingsError(
                 f"`rollout.temperature` must be 0 or {LEAST_TEMPERATURE} to a finite number, not {self.temperature}",
                 hint="0 is greedy",
             )
-        if self.temperature < 0:
-            raise SettingsError(
-                f"`rollout.temperature` must be at least 0, not {self.temperature}",
-                hint="0 is greedy, 1 samples as the model says",
-            )
-        if not LEAST_TOP_P <= self.top_p <= 1:
-            raise SettingsError(f"`rollout.top_p` must be above 0 and at most 1, not {self.top_p}", hint="1 is off")
-        if self.top_k > 2**31 - 1:
-            raise SettingsError(f"`rollout.top_k` is {self.top_k}, past any vocabulary", hint="0 is off")
-        if self.top_k < 0:
-            raise SettingsError(f"`rollout.top_k` must be at least 0, not {self.top_k}", hint="0 is off")
         if self.dynamic_sampling and self.n_samples_per_prompt < 2:
             raise SettingsError(
                 "`rollout.dynamic_sampling` looks for spread, and `rollout.n_samples_per_prompt` is 1",

@@ -8,11 +8,10 @@ never 0. Rows in are rows out; the rollout's columns go through untouched.
 # pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
 # pyright: reportAttributeAccessIssue=false
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,9 @@ from nanoskyrl.envs.base import Environment, Score
 from nanoskyrl.envs.graders.judge import PLACES, Judge, JudgeConfig
 from nanoskyrl.envs.graders.workers import Workers
 from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain
-from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.errors import InputError, SettingsError, check_numbers
 from nanoskyrl.stages.core.manifest import Head, Manifest, read_manifest
-from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, mean
+from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, grouped, mean
 from nanoskyrl.stages.core.output import open_output
 from nanoskyrl.stages.core.registry import load_attribute, lookup, plugin_errors
 from nanoskyrl.stages.core.rows import from_table, to_json
@@ -58,10 +57,7 @@ class ScoreConfig:
         """Refuse a score made of nothing."""
         if not self.rewards:
             raise SettingsError("`score.rewards` is empty", hint="Write, for instance, rewards = { env = 1.0 }")
-        if not self.timeout_seconds > 0:
-            raise SettingsError(
-                f"`score.timeout_seconds` must be above 0, not {self.timeout_seconds}", hint="Give a number of seconds"
-            )
+        check_numbers("score", self, "timeout_seconds", above=0)
         for name, weight in self.rewards.items():
             if not abs(weight) <= LARGEST_REWARD:
                 raise SettingsError(f"the weight of reward `{name}` is {weight}", hint="Give a finite number")
@@ -219,9 +215,7 @@ def judge(rows: Iterable[Trajectory], scorer: Scorer, threads: int = 1) -> dict[
 
     A scorer that waits for somebody else may be asked from several threads; the order is that of the rows.
     """
-    steps: dict[str, list[Trajectory]] = {}
-    for row in rows:
-        steps.setdefault(row.trajectory_id, []).append(row)
+    steps = grouped((row.trajectory_id, row) for row in rows)
     if threads == 1:
         return {name: _judge_one(several, scorer) for name, several in steps.items()}
     with ThreadPoolExecutor(threads) as pool:
@@ -232,9 +226,7 @@ def _judge_one(steps: list[Trajectory], scorer: Scorer) -> tuple[Score, str]:
     last = steps[-1]
     if last.status == "failed":
         return Score(reward=None), "skipped"
-    whole = (
-        last if len(steps) == 1 else dataclasses.replace(last, turns=[turn for step in steps for turn in step.turns])
-    )
+    whole = last if len(steps) == 1 else replace(last, turns=[turn for step in steps for turn in step.turns])
     try:
         verdict = checked(scorer(whole))
     except TimeoutError as error:

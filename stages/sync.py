@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoskyrl.stages.core.config import plugin_config, to_plain
-from nanoskyrl.stages.core.errors import InputError, ProofError, SettingsError
+from nanoskyrl.stages.core.errors import InputError, ProofError, SettingsError, check_numbers
 from nanoskyrl.stages.core.manifest import Head, Manifest, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.core.output import open_output
@@ -31,10 +31,7 @@ class SyncConfig:
 
     def __post_init__(self) -> None:
         """Refuse a tolerance that nothing could meet, or that everything would."""
-        if self.tolerance is not None and not 0 < self.tolerance < float("inf"):
-            raise SettingsError(
-                f"`sync.tolerance` must be above 0 and finite, not {self.tolerance}", hint="1e-4 suits float32"
-            )
+        check_numbers("sync", self, "tolerance", above=0, below=math.inf, hint="1e-4 suits float32")
 
 
 def sync(

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nanoskyrl.stages.core.errors import SettingsError, check_words
+from nanoskyrl.stages.core.errors import check_numbers, check_words
+from nanoskyrl.stages.core.metrics import grouped
 
 ZERO_SPREAD = 1e-6
 """Rewards closer than this, relative to the largest, are equal: twelve times 0.7 has a variance only by rounding."""
@@ -40,16 +41,11 @@ class EstimatorConfig:
 
     def __post_init__(self) -> None:
         """Refuse invalid amounts."""
-        check_words("advantage", self, singleton=SINGLETON)
-        for name in ("eps", "gamma", "lambd"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise SettingsError(
-                    f"`advantage.{name}` must be 0 to 1, not {getattr(self, name)}",
-                    hint={"eps": "1e-6 is usual", "gamma": "1 is usual", "lambd": "0.95 is usual"}[name],
-                )
-        for name in ("std_ddof", "whiten_ddof"):
-            if getattr(self, name) not in (0, 1):
-                raise SettingsError(f"`advantage.{name}` must be 0 or 1, not {getattr(self, name)}", hint="1 is usual")
+        check_words("advantage", self, singleton=SINGLETON, std_ddof=(0, 1), whiten_ddof=(0, 1))
+        check_numbers(
+            "advantage", self, "eps", "gamma", "lambd", least=0, most=1,
+            hint="Usual are 1e-6 for eps, 1 for gamma and 0.95 for lambd",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +135,7 @@ def std(values: Sequence[float], ddof: int) -> float:
 
 def by_group(batch: Batch, of_group: Callable[[Numbers], Numbers]) -> Numbers:
     """Return one number a trajectory, from a function of one group's rewards."""
-    members: dict[str, list[int]] = {}
-    for index, group in enumerate(batch.groups):
-        members.setdefault(group, []).append(index)
+    members = grouped((group, index) for index, group in enumerate(batch.groups))
     found: Numbers = [None] * len(batch.groups)
     for indices in members.values():
         for index, value in zip(indices, of_group([batch.rewards[i] for i in indices]), strict=True):

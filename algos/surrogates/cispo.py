@@ -5,13 +5,10 @@ the log-prob itself: its value means nothing, its gradient does.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
-from nanoskyrl.stages.core.errors import SettingsError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from nanoskyrl.algos.tensors import Tensor
+from nanoskyrl.stages.core.errors import SettingsError, check_words
 
 OUTSIDE = ("clip", "drop")
 
@@ -34,13 +31,10 @@ class CispoConfig:
                 f"`cispo.ratio_min` is {self.ratio_min} and `cispo.ratio_max` {self.ratio_max}",
                 hint="0 and 5 are usual; they are bounds of the ratio itself",
             )
-        if self.outside not in OUTSIDE:
-            raise SettingsError(
-                f"`cispo.outside` must be {' or '.join(OUTSIDE)}, not {self.outside!r}", hint="Choose one"
-            )
+        check_words("cispo", self, outside=OUTSIDE)
 
 
-def surrogate(inputs: SurrogateInputs, config: CispoConfig) -> tuple["Tensor", dict[str, "Tensor"]]:
+def surrogate(inputs: SurrogateInputs, config: CispoConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """Return sg(clip(r)) A log p for each token, to be maximised.
 
     Returns:

@@ -3,14 +3,13 @@
 Proximal Policy Optimization, arXiv 1707.06347; the dual clip is of arXiv 1912.09729.
 """
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from nanoskyrl.algos.base import SurrogateInputs
-from nanoskyrl.stages.core.errors import SettingsError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from nanoskyrl.algos.tensors import Tensor
+from nanoskyrl.stages.core.errors import check_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,20 +27,14 @@ class ClipConfig:
 
     def __post_init__(self) -> None:
         """Refuse bounds that cross."""
-        if not (0 <= self.eps_clip_low <= 1 and 0 <= self.eps_clip_high < float("inf")):
-            raise SettingsError(
-                f"`{self.table}.eps_clip_low` is {self.eps_clip_low} and `{self.table}.eps_clip_high` "
-                f"{self.eps_clip_high}",
-                hint="The low one is 0 to 1, the high one at least 0",
-            )
-        if self.clip_ratio_c is not None and not self.clip_ratio_c > 1:
-            raise SettingsError(
-                f"`{self.table}.clip_ratio_c` must be above 1, not {self.clip_ratio_c}",
-                hint="3 is usual; leave it out for no dual clip",
-            )
+        check_numbers(self.table, self, "eps_clip_low", least=0, most=1, hint="The ratio is clipped below 1 minus this")
+        check_numbers(
+            self.table, self, "eps_clip_high", least=0, below=math.inf, hint="The ratio is clipped above 1 plus this"
+        )
+        check_numbers(self.table, self, "clip_ratio_c", above=1, hint="3 is usual; leave it out for no dual clip")
 
 
-def clipped(ratio: "Tensor", advantages: "Tensor", config: ClipConfig) -> tuple["Tensor", dict[str, "Tensor"]]:
+def clipped(ratio: Tensor, advantages: Tensor, config: ClipConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the smaller of r A and clip(r) A, under the dual clip if it is on.
 
     Args:
@@ -61,6 +54,6 @@ def clipped(ratio: "Tensor", advantages: "Tensor", config: ClipConfig) -> tuple[
     return objective, {"clip_ratio": gone.to(ratio.dtype)}
 
 
-def token_surrogate(inputs: SurrogateInputs, config: ClipConfig) -> tuple["Tensor", dict[str, "Tensor"]]:
+def token_surrogate(inputs: SurrogateInputs, config: ClipConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the clipped objective of each token's own ratio, to be maximised; [B, T]."""
     return clipped(inputs.log_ratio.exp(), inputs.advantages, config)

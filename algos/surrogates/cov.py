@@ -6,15 +6,14 @@ said by all of a mini-batch, so they are marked before its micro-batches are tak
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
+
+from numpy.random import Generator
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
 from nanoskyrl.algos.surrogates.clip import ClipConfig, token_surrogate
-from nanoskyrl.stages.core.errors import SettingsError
-
-if TYPE_CHECKING:
-    from numpy.random import Generator
-    from torch import Tensor
+from nanoskyrl.algos.tensors import Tensor
+from nanoskyrl.stages.core.errors import SettingsError, check_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +35,7 @@ class ClipCovConfig(ClipConfig):
     def __post_init__(self) -> None:
         """Refuse bounds that cross."""
         ClipConfig.__post_init__(self)
-        _check_share("clip_cov.clip_cov_ratio", self.clip_cov_ratio)
+        check_numbers("clip_cov", self, "clip_cov_ratio", above=0, most=1, hint="2e-4 is the paper's")
         if not self.clip_cov_lb < self.clip_cov_ub:
             raise SettingsError(
                 f"`clip_cov.clip_cov_lb` is {self.clip_cov_lb} and `clip_cov.clip_cov_ub` {self.clip_cov_ub}",
@@ -55,17 +54,11 @@ class KlCovConfig:
 
     def __post_init__(self) -> None:
         """Refuse amounts that cannot be meant."""
-        _check_share("kl_cov.kl_cov_ratio", self.kl_cov_ratio)
-        if not 0 <= self.ppo_kl_coef <= 1e3:
-            raise SettingsError(f"`kl_cov.ppo_kl_coef` must be 0 to 1000, not {self.ppo_kl_coef}", hint="1 is usual")
+        check_numbers("kl_cov", self, "kl_cov_ratio", above=0, most=1, hint="2e-4 is the paper's")
+        check_numbers("kl_cov", self, "ppo_kl_coef", least=0, most=1000, hint="1 is usual")
 
 
-def _check_share(name: str, value: float) -> None:
-    if not 0 < value <= 1:
-        raise SettingsError(f"`{name}` must be above 0, and at most 1, not {value}", hint="2e-4 is the paper's")
-
-
-def covariances(inputs: SurrogateInputs) -> "Tensor":
+def covariances(inputs: SurrogateInputs) -> Tensor:
     """Return each token's share of the covariance of advantage and log-prob, without gradient; [1, N].
 
     Args:
@@ -75,7 +68,7 @@ def covariances(inputs: SurrogateInputs) -> "Tensor":
     return (advantages - advantages.mean()) * (logprobs - logprobs.mean())
 
 
-def clip_cov_marks(inputs: SurrogateInputs, config: ClipCovConfig, random: "Generator") -> "Tensor":
+def clip_cov_marks(inputs: SurrogateInputs, config: ClipCovConfig, random: Generator) -> Tensor:
     """Return 1 on tokens drawn among those between the bounds that the ratio's clip has not taken; [1, N]."""
     found = covariances(inputs)
     _, reported = token_surrogate(inputs, config)
@@ -86,18 +79,18 @@ def clip_cov_marks(inputs: SurrogateInputs, config: ClipCovConfig, random: "Gene
     return found.new_zeros(found.shape).scatter(1, first, 1.0) * between
 
 
-def kl_cov_marks(inputs: SurrogateInputs, config: KlCovConfig, random: "Generator") -> "Tensor":
+def kl_cov_marks(inputs: SurrogateInputs, config: KlCovConfig, random: Generator) -> Tensor:
     """Return 1 on the tokens of the largest covariances; of equal ones, on the first; [1, N]."""
     found = covariances(inputs)
     first = found.argsort(descending=True, stable=True)[:, : _count(config.kl_cov_ratio, found)]
     return found.new_zeros(found.shape).scatter(1, first, 1.0)
 
 
-def _count(share: float, tokens: "Tensor") -> int:
+def _count(share: float, tokens: Tensor) -> int:
     return max(int(share * tokens.numel()), 1)
 
 
-def clip_cov_surrogate(inputs: SurrogateInputs, config: ClipCovConfig) -> tuple["Tensor", dict[str, "Tensor"]]:
+def clip_cov_surrogate(inputs: SurrogateInputs, config: ClipCovConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the clipped objective, 0 on marked tokens, to be maximised.
 
     Returns:
@@ -107,7 +100,7 @@ def clip_cov_surrogate(inputs: SurrogateInputs, config: ClipCovConfig) -> tuple[
     return objective * (1 - inputs.marked), {"clip_ratio": reported["clip_ratio"].maximum(inputs.marked)}
 
 
-def kl_cov_surrogate(inputs: SurrogateInputs, config: KlCovConfig) -> tuple["Tensor", dict[str, "Tensor"]]:
+def kl_cov_surrogate(inputs: SurrogateInputs, config: KlCovConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """Return r A, less the distance to the old log-prob on marked tokens, to be maximised.
 
     Returns:

@@ -5,14 +5,13 @@ Divergence PPO, arXiv 2602.04879. A ratio says little where probabilities are sm
 between two coins, the token or any other: their total variation, or their KL.
 """
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
-from nanoskyrl.stages.core.errors import SettingsError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from nanoskyrl.algos.tensors import Tensor
+from nanoskyrl.stages.core.errors import check_numbers
 
 CERTAIN = 1e-8
 """Added to the probability of all other tokens, which is 0 in float32 where a token is certain."""
@@ -33,15 +32,11 @@ class DppoTvConfig:
 
     def __post_init__(self) -> None:
         """Refuse bounds that leave every token out."""
-        if not (0 <= self.delta_low < float("inf") and 0 <= self.delta_high < float("inf")):
-            raise SettingsError(
-                f"`{self.table}.delta_low` is {self.delta_low} and `{self.table}.delta_high` {self.delta_high}",
-                hint="Both are at least 0: 0.2 is usual for dppo_tv, 0.05 for dppo_kl",
-            )
-        if not self.ratio_max >= 1:
-            raise SettingsError(
-                f"`{self.table}.ratio_max` must be at least 1, not {self.ratio_max}", hint="20 is usual"
-            )
+        check_numbers(
+            self.table, self, "delta_low", "delta_high", least=0, below=math.inf,
+            hint="0.2 is usual for dppo_tv, 0.05 for dppo_kl",
+        )  # fmt: skip
+        check_numbers(self.table, self, "ratio_max", least=1, hint="20 is usual")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,21 +50,19 @@ class DppoKlConfig(DppoTvConfig):
     """A token of positive advantage is left out once it has risen by more than this."""
 
 
-def total_variation(inputs: SurrogateInputs) -> "Tensor":
+def total_variation(inputs: SurrogateInputs) -> Tensor:
     """Return |p - p_old| of each token; [B, T]."""
     return (inputs.logprobs.exp() - inputs.old_logprobs.exp()).abs()
 
 
-def binary_kl(inputs: SurrogateInputs) -> "Tensor":
+def binary_kl(inputs: SurrogateInputs) -> Tensor:
     """Return KL(old || trained) in nats of two coins, the token or any other; [B, T]."""
     old, new = inputs.old_logprobs.exp(), inputs.logprobs.exp()
     others = ((1 - old + CERTAIN) / (1 - new + CERTAIN)).log()
     return old * (inputs.old_logprobs - inputs.logprobs) + (1 - old) * others
 
 
-def _within(
-    inputs: SurrogateInputs, divergence: "Tensor", config: DppoTvConfig
-) -> tuple["Tensor", dict[str, "Tensor"]]:
+def _within(inputs: SurrogateInputs, divergence: Tensor, config: DppoTvConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the objective of tokens inside their bounds, 0 for others, and `clip_ratio`: 1 where one is outside."""
     moved = inputs.logprobs.detach() - inputs.old_logprobs
     too_high = (inputs.advantages > 0) & (moved > 0) & (divergence > config.delta_high)
@@ -81,12 +74,12 @@ def _within(
     return ratio * inputs.advantages, {"clip_ratio": outside}
 
 
-def tv_surrogate(inputs: SurrogateInputs, config: DppoTvConfig) -> tuple["Tensor", dict[str, "Tensor"]]:
+def tv_surrogate(inputs: SurrogateInputs, config: DppoTvConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """Return r A of each token whose probability has not moved too far, to be maximised; [B, T]."""
     return _within(inputs, total_variation(inputs).detach(), config)
 
 
-def kl_surrogate(inputs: SurrogateInputs, config: DppoKlConfig) -> tuple["Tensor", dict[str, "Tensor"]]:
+def kl_surrogate(inputs: SurrogateInputs, config: DppoKlConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """Return r A of each token whose coin has not moved too far in KL, to be maximised; [B, T]."""
     return _within(inputs, binary_kl(inputs).detach(), config)
 

@@ -5,14 +5,11 @@ has moved too far counts with the bound, and the row's other tokens keep their g
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
 from nanoskyrl.algos.ratios import row_mean
-from nanoskyrl.stages.core.errors import SettingsError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from nanoskyrl.algos.tensors import Tensor
+from nanoskyrl.stages.core.errors import check_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +23,12 @@ class GmpoConfig:
 
     def __post_init__(self) -> None:
         """Refuse bounds that cross."""
-        if not (0 <= self.log_clip_low <= 20 and 0 <= self.log_clip_high <= 20):
-            raise SettingsError(
-                f"`gmpo.log_clip_low` is {self.log_clip_low} and `gmpo.log_clip_high` {self.log_clip_high}",
-                hint="Both are nats, 0 to 20; 0.4 is the paper's",
-            )
+        check_numbers(
+            "gmpo", self, "log_clip_low", "log_clip_high", least=0, most=20, hint="In nats; 0.4 is the paper's"
+        )
 
 
-def surrogate(inputs: SurrogateInputs, config: GmpoConfig) -> tuple["Tensor", dict[str, "Tensor"]]:
+def surrogate(inputs: SurrogateInputs, config: GmpoConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the mean ratio of each row times its mean advantage, at each of its tokens, to be maximised.
 
     Returns:

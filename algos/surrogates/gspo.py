@@ -5,15 +5,13 @@ so its bounds are a thousand times narrower than PPO's.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
 from nanoskyrl.algos.ratios import SEQUENCE_LOG_RATIO_LIMIT, row_mean, row_mean_for_tokens
 from nanoskyrl.algos.surrogates.clip import ClipConfig, clipped
-from nanoskyrl.stages.core.errors import SettingsError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from nanoskyrl.algos.tensors import Tensor
+from nanoskyrl.stages.core.errors import check_numbers, check_words
 
 FORMS = ("token", "sequence")
 
@@ -36,15 +34,11 @@ class GspoConfig(ClipConfig):
     def __post_init__(self) -> None:
         """Refuse bounds that cross and forms that do not exist."""
         ClipConfig.__post_init__(self)
-        if self.form not in FORMS:
-            raise SettingsError(f"`gspo.form` must be {' or '.join(FORMS)}, not {self.form!r}", hint="Choose one")
-        if self.seq_log_ratio_max is not None and not self.seq_log_ratio_max > 0:
-            raise SettingsError(
-                f"`gspo.seq_log_ratio_max` must be above 0, not {self.seq_log_ratio_max}", hint="10 is usual"
-            )
+        check_words("gspo", self, form=FORMS)
+        check_numbers("gspo", self, "seq_log_ratio_max", above=0, hint="10 is usual")
 
 
-def surrogate(inputs: SurrogateInputs, config: GspoConfig) -> tuple["Tensor", dict[str, "Tensor"]]:
+def surrogate(inputs: SurrogateInputs, config: GspoConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the clipped objective of each row's ratio at each of its tokens, to be maximised; [B, T]."""
     if config.form == "token":
         log_ratio = row_mean_for_tokens(inputs.log_ratio, inputs.mask, config.seq_log_ratio_max)

@@ -4,12 +4,9 @@ Williams, 1992, Machine Learning 8, 229-256. Right for one optimizer step on fre
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from nanoskyrl.algos.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +14,7 @@ class ReinforceConfig:
     """There is nothing to set."""
 
 
-def surrogate(inputs: SurrogateInputs, config: ReinforceConfig) -> tuple["Tensor", dict[str, "Tensor"]]:
+def surrogate(inputs: SurrogateInputs, config: ReinforceConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """Return A log p for each token, to be maximised; [B, T]."""
     return inputs.advantages * inputs.logprobs, {}
 

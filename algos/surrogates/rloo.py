@@ -6,15 +6,13 @@ hundred tokens of small drift, so `ratio = token` is there for long rows.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
 from nanoskyrl.algos.ratios import LOG_RATIO_LIMIT, row_mean, row_product, row_tokens
 from nanoskyrl.algos.surrogates.clip import ClipConfig, clipped
-from nanoskyrl.stages.core.errors import SettingsError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from nanoskyrl.algos.tensors import Tensor
+from nanoskyrl.stages.core.errors import check_numbers, check_words
 
 RATIOS = ("sequence", "token")
 
@@ -32,13 +30,11 @@ class RlooConfig(ClipConfig):
     def __post_init__(self) -> None:
         """Refuse bounds that cross and ratios that do not exist."""
         ClipConfig.__post_init__(self)
-        if self.ratio not in RATIOS:
-            raise SettingsError(f"`rloo.ratio` must be {' or '.join(RATIOS)}, not {self.ratio!r}", hint="Choose one")
-        if self.log_ratio_max is not None and not self.log_ratio_max > 0:
-            raise SettingsError(f"`rloo.log_ratio_max` must be above 0, not {self.log_ratio_max}", hint="20 is usual")
+        check_words("rloo", self, ratio=RATIOS)
+        check_numbers("rloo", self, "log_ratio_max", above=0, hint="20 is usual")
 
 
-def surrogate(inputs: SurrogateInputs, config: RlooConfig) -> tuple["Tensor", dict[str, "Tensor"]]:
+def surrogate(inputs: SurrogateInputs, config: RlooConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the clipped objective, spread evenly over a row's tokens where the row has one ratio; [B, T]."""
     if config.ratio == "token":
         limit = config.log_ratio_max

@@ -5,13 +5,10 @@ with a temperature of its own for negative advantages; f'(1) = 1 for every tempe
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
-from nanoskyrl.stages.core.errors import SettingsError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from nanoskyrl.algos.tensors import Tensor
+from nanoskyrl.stages.core.errors import check_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +22,10 @@ class SapoConfig:
 
     def __post_init__(self) -> None:
         """Refuse temperatures that divide by zero or turn the gate round."""
-        if not (0 < self.tau_pos <= 1e3 and 0 < self.tau_neg <= 1e3):
-            raise SettingsError(
-                f"`sapo.tau_pos` is {self.tau_pos} and `sapo.tau_neg` {self.tau_neg}",
-                hint="Both must be above 0, and at most 1000",
-            )
+        check_numbers("sapo", self, "tau_pos", "tau_neg", above=0, most=1000, hint="1 and 1.05 are the paper's")
 
 
-def surrogate(inputs: SurrogateInputs, config: SapoConfig) -> tuple["Tensor", dict[str, "Tensor"]]:
+def surrogate(inputs: SurrogateInputs, config: SapoConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """Return f(r) A for each token, to be maximised.
 
     Its value at r = 1 is 2 A / tau, so losses under different temperatures do not compare.

@@ -4,17 +4,13 @@ The clipped value loss of PPO's reference implementation; High-Dimensional Conti
 Using Generalized Advantage Estimation, arXiv 1506.02438, for the targets.
 """
 
-from typing import TYPE_CHECKING
-
 from nanoskyrl.algos.ratios import masked
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from nanoskyrl.algos.tensors import Tensor
 
 
 def value_loss(
-    values: "Tensor", old_values: "Tensor", returns: "Tensor", mask: "Tensor", clip: float | None
-) -> tuple["Tensor", "Tensor"]:
+    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float | None
+) -> tuple[Tensor, Tensor]:
     """Return half the squared error of each token's value, the worse of the value and its clipped self.
 
     Args:

@@ -19,7 +19,7 @@ from typing import Any
 
 from nanoskyrl.envs.base import Score, VerifierTimeout
 from nanoskyrl.stages.core.digests import digest_json
-from nanoskyrl.stages.core.errors import SettingsError, check_words
+from nanoskyrl.stages.core.errors import SettingsError, check_numbers, check_words
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 TRIES = 3
@@ -85,15 +85,9 @@ class JudgeConfig:
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be meant."""
         check_words("judge", self, max_tokens_name=("max_tokens", "max_completion_tokens"))
-        for name, least in (("max_tokens", 1), ("retries", 0), ("concurrency", 1)):
-            if getattr(self, name) < least:
-                raise SettingsError(
-                    f"`judge.{name}` must be at least {least}, not {getattr(self, name)}", hint="Give a number"
-                )
-        if not self.timeout_seconds > 0:
-            raise SettingsError(
-                f"`judge.timeout_seconds` must be above 0, not {self.timeout_seconds}", hint="Give a number of seconds"
-            )
+        check_numbers("judge", self, "max_tokens", "concurrency", least=1)
+        check_numbers("judge", self, "retries", least=0)
+        check_numbers("judge", self, "timeout_seconds", above=0)
 
 
 PLACES = ("endpoint", "key_env", "timeout_seconds", "retries", "concurrency", "cache")

@@ -14,7 +14,7 @@ from nanoskyrl.envs.base import VerifierTimeout
 from nanoskyrl.envs.graders import grade_math
 from nanoskyrl.envs.graders.answers import leading_number, same_answer
 from nanoskyrl.envs.graders.workers import WorkerDied, Workers, WorkerTimeout
-from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean
+from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean, told_as
 from nanoskyrl.stages.core.trajectory import ToolCall, Trajectory
 
 POOL = Workers(quiet=True)
@@ -274,10 +274,8 @@ def _code(gold: Any, pred: str, seconds: float) -> Verdict:
     if "tests" not in gold and not (pairs[0] and all(isinstance(text, str) for each in pairs for text in each)):
         raise InputError("the inputs and outputs of a program are texts, one at the least", hint="See docs/graders.md")
     if "tests" in gold:
-        try:
+        with told_as(InputError, "the gold of a program", ValueError, hint="See docs/graders.md"):
             parsed_tests(tests_of(gold))
-        except ValueError as error:
-            raise InputError(f"the gold of a program: {error}", hint="See docs/graders.md") from error
     correct, why = passes(gold, pred)
     return Verdict(correct, why)
 

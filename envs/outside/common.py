@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from nanoskyrl.envs.base import Score
-from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError, told_as
 from nanoskyrl.stages.core.rows import clean_text
 from nanoskyrl.stages.core.trajectory import Trajectory
 
@@ -17,13 +17,13 @@ def need(module: str, extra: str) -> ModuleType:
     Raises:
         SettingsError: it is not installed.
     """
-    try:
+    with told_as(
+        SettingsError,
+        f"environment `{extra}` needs the package of `{module}`",
+        ImportError,
+        hint=f"Run `pip install 'nanoskyrl[{extra}]'`",
+    ):
         return importlib.import_module(module)
-    except ImportError as error:
-        raise SettingsError(
-            f"environment `{extra}` needs the package of `{module}`: {error}",
-            hint=f"Run `pip install 'nanoskyrl[{extra}]'`",
-        ) from error
 
 
 def no_expert(env: str) -> SettingsError:

@@ -21,8 +21,8 @@ from nanoskyrl.envs.outside.fleet_task import (
     task_key,
 )
 from nanoskyrl.envs.tools import mistake_in, replies_to, too_many
-from nanoskyrl.stages.core.errors import InputError, SettingsError, check_words
-from nanoskyrl.stages.core.storage import as_path
+from nanoskyrl.stages.core.errors import InputError, SettingsError, check_numbers, check_words, told_as
+from nanoskyrl.stages.core.storage import read_named
 from nanoskyrl.stages.core.trajectory import ToolCall, Trajectory
 
 DONE = "<done>"
@@ -62,11 +62,7 @@ class FleetConfig:
     def __post_init__(self) -> None:
         """Refuse backends and limits that do not exist."""
         check_words("fleet", self, backend=BACKENDS)
-        for name in ("max_steps", "ttl_seconds"):
-            if getattr(self, name) < 1:
-                raise SettingsError(
-                    f"`fleet.{name}` must be at least 1, not {getattr(self, name)}", hint="Give a positive number"
-                )
+        check_numbers("fleet", self, "max_steps", "ttl_seconds", least=1)
 
 
 class Fleet:
@@ -121,15 +117,13 @@ def read_task_configs(name: str) -> list[dict[str, Any]]:
     Raises:
         InputError: the file is missing or no JSON, or a task lacks what it needs.
     """
-    path = as_path(name)
-    if not path.is_file():
-        raise InputError(f"no Fleet tasks at `{name}`", hint=HINT)
-    text = path.read_text(encoding="utf-8-sig")
-    try:
-        rows = [json.loads(line) for line in text.split("\n") if line.strip()] if name.endswith(".jsonl") else None
-        rows = json.loads(text) if rows is None else rows
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"`{name}` is not JSON: {error}", hint=HINT) from error
+    text = read_named(name, "file of Fleet tasks", HINT)
+    with told_as(InputError, f"`{name}` is not JSON", ValueError, RecursionError, hint=HINT):
+        rows: Any = (
+            [json.loads(line) for line in text.split("\n") if line.strip()]
+            if name.endswith(".jsonl")
+            else json.loads(text)
+        )
     rows = rows.get("tasks") if isinstance(rows, dict) else rows
     if not isinstance(rows, list) or not rows:
         raise InputError(f"`{name}` holds no tasks", hint=HINT)

@@ -7,6 +7,7 @@ hangs or is full fails the attempt; an action that it does not take is answered 
 """
 
 import json
+import math
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +18,7 @@ from nanoskyrl.envs.actions import json_object
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.commands import ACTION, ACTION_END, action_of, record
 from nanoskyrl.envs.outside.common import need, no_expert, returned, sendable
-from nanoskyrl.envs.worlds.text_math.environment import check_counts
-from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.errors import InputError, SettingsError, check_numbers, told_as
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 TEST_SEEDS_FROM = 1_000_000
@@ -57,13 +57,10 @@ class OpenEnvConfig:
 
     def __post_init__(self) -> None:
         """Refuse addresses, counts and times that cannot be meant."""
-        check_counts("openenv", self.n_train, self.n_test)
+        check_numbers("openenv", self, "n_train", "n_test", least=1)
+        check_numbers("openenv", self, "timeout_seconds", above=0, below=math.inf)
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise SettingsError(f"`openenv.url` is `{self.url}`", hint="Write, for instance, http://localhost:8000")
-        if not 0 < self.timeout_seconds < float("inf"):
-            raise SettingsError(
-                f"`openenv.timeout_seconds` must be a time, not {self.timeout_seconds}", hint="Give seconds"
-            )
 
 
 class OpenEnv:
@@ -214,14 +211,17 @@ def _ask(url: str, path: str, body: dict[str, Any] | None, config: OpenEnvConfig
     """
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"{url}{path}", data=data, headers={"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=config.timeout_seconds) as answer:
-            value = json.loads(answer.read())
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"the OpenEnv server at `{url}` did not answer {path}: {error}",
+    with (
+        told_as(
+            InputError,
+            f"the OpenEnv server at `{url}` did not answer {path}",
+            OSError,
+            ValueError,
             hint="Check that it runs, and `openenv.url`",
-        ) from error
+        ),
+        urllib.request.urlopen(request, timeout=config.timeout_seconds) as answer,
+    ):
+        value = json.loads(answer.read())
     if not isinstance(value, dict):
         raise InputError(f"the server at `{url}` answered {path} with no object", hint="Is it an OpenEnv server?")
     return value

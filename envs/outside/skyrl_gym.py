@@ -13,7 +13,7 @@ from typing import Any
 from nanoskyrl.envs.base import Message, Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import PROMPT_KEYS, read_rows, read_tasks
 from nanoskyrl.envs.outside.common import json_ready, need, no_expert, returned
-from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.errors import InputError, SettingsError, check_numbers
 from nanoskyrl.stages.core.trajectory import ToolCall, Trajectory
 
 UNSAFE = ("lcb", "searchcode", "rlm")
@@ -44,10 +44,7 @@ class SkyrlGymConfig:
 
     def __post_init__(self) -> None:
         """Refuse a limit of no turns."""
-        if self.max_turns is not None and self.max_turns < 1:
-            raise SettingsError(
-                f"`skyrl_gym.max_turns` must be at least 1, not {self.max_turns}", hint="Leave it out for no limit"
-            )
+        check_numbers("skyrl_gym", self, "max_turns", least=1, hint="Leave it out for no limit")
 
 
 class SkyrlGym:

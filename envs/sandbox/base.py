@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from nanoskyrl.stages.core.errors import SandboxError, SettingsError
+from nanoskyrl.stages.core.errors import SandboxError, SettingsError, check_numbers
 
 BACKENDS = {
     "monty": "nanoskyrl.envs.sandbox.monty",
@@ -47,11 +47,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         """Refuse limits under which nothing runs."""
-        for name in ("seconds", "memory_mb", "output_bytes", "processes", "file_mb"):
-            if not getattr(self, name) > 0:
-                raise SettingsError(
-                    f"the sandbox's limit `{name}` must be above 0, not {getattr(self, name)}", hint="Give a limit"
-                )
+        check_numbers("Limits", self, "seconds", "memory_mb", "output_bytes", "processes", "file_mb", above=0)
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,7 @@ def official_calibration_error(confidence: Sequence[float], right: Sequence[bool
     if count < LEAST_OFFICIAL:
         return None
     order = np.argsort(np.asarray(confidence), kind="stable")
-    whole = count // BIN
-    kept = [order[i * BIN : (i + 1) * BIN] for i in range(whole - 1)]
+    kept = [order[i * BIN : (i + 1) * BIN] for i in range(count // BIN - 1)]
     return _root_mean_square(kept, confidence, right, count)
 
 

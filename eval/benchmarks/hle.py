@@ -48,8 +48,6 @@ SCHEMA = {
     "additionalProperties": False,
 }
 """The authors' fields."""
-NO_CONFIDENCE = 1.0
-"""What the authors take where none was stated."""
 JUDGED, UNJUDGED = "accuracy", "exact_match_no_judge"
 
 _ANSWER = re.compile(r"^[\s*_#>]*(?:exact |final )?answer[\s*_]*[:：][\s*_]*(.*\S)", re.IGNORECASE | re.MULTILINE)

@@ -22,7 +22,7 @@ from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user, wr
 from nanoskyrl.eval.benchmarks.code import last_block, run_program, run_solution, same_output
 from nanoskyrl.eval.benchmarks.mmlu import by_group
 from nanoskyrl.eval.rows import Hub, Row, needed_text, place_of
-from nanoskyrl.stages.core.errors import InputError, SettingsError, check_words
+from nanoskyrl.stages.core.errors import InputError, SettingsError, check_words, told_as
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 VERSIONS = tuple(f"release_v{i}" for i in range(1, 7)) + tuple(f"v{i}" for i in range(1, 7)) + ("v4_v5",)
@@ -122,16 +122,16 @@ class LiveCodeBench(Benchmark):
         """Refuse a task whose private tests are not what they mean, or that has no test at all."""
         for task in tasks:
             row = self._row_of[task.task_id]
-            try:
+            with told_as(
+                InputError,
+                f"row `{task.task_id}` of {place_of(self.config.data, self.hub)}",
+                ValueError,
+                hint="docs/evaluations.md gives the layout; leave such rows out",
+            ):
                 hidden = private_tests(row)
                 _check_tests("private_test_cases", hidden, _function_of(row))
                 if not hidden and not _from_json(row, "public_test_cases"):
                     raise ValueError("`public_test_cases` and `private_test_cases` hold no test")
-            except ValueError as error:
-                raise InputError(
-                    f"row `{task.task_id}` of {place_of(self.config.data, self.hub)}: {error}",
-                    hint="docs/evaluations.md gives the layout; leave such rows out",
-                ) from error
 
     @cached_property
     def _row_of(self) -> dict[str, Row]:

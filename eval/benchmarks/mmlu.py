@@ -11,6 +11,7 @@ from nanoskyrl.envs.graders.program_tests import shortened
 from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user
 from nanoskyrl.eval.benchmarks.choices import LETTERS, answer_letter, question_text, shown
 from nanoskyrl.eval.rows import Hub, Row
+from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 
@@ -21,10 +22,7 @@ class MmluConfig(BenchConfig):
 
 def by_group(rows: Sequence[Scored], key: str) -> dict[str, float]:
     """Return the share of right samples for each value of a metadata key, in the order of their names."""
-    groups: dict[str, list[float]] = {}
-    for row in rows:
-        if row.success is not None:
-            groups.setdefault(str(row.metadata.get(key)), []).append(float(row.success))
+    groups = grouped((str(row.metadata.get(key)), float(row.success)) for row in rows if row.success is not None)
     return {name: sum(values) / len(values) for name, values in sorted(groups.items())}
 
 

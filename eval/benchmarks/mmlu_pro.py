@@ -15,7 +15,7 @@ from nanoskyrl.eval.base import BenchConfig, Scored, user
 from nanoskyrl.eval.benchmarks.choices import LETTERS, official_chain
 from nanoskyrl.eval.benchmarks.mmlu import MultipleChoice, by_group, options_in
 from nanoskyrl.eval.rows import Hub, Row, bench_rows, place_of
-from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.errors import InputError, check_numbers
 
 NOT_AN_OPTION = "N/A"
 SHOTS_HUB = Hub(name="TIGER-Lab/MMLU-Pro", split="validation")
@@ -35,10 +35,7 @@ class MmluProConfig(BenchConfig):
 
     def __post_init__(self) -> None:
         """Refuse a number of examples that cannot be meant."""
-        if not 0 <= self.shots <= 5:
-            raise SettingsError(
-                f"`mmlu_pro.shots` must be 0 to 5, not {self.shots}", hint="The validation split has 5 a category"
-            )
+        check_numbers("mmlu_pro", self, "shots", least=0, most=5, hint="The validation split has 5 a category")
 
 
 class MmluPro(MultipleChoice):

@@ -19,7 +19,8 @@ from nanoskyrl.eval.benchmarks import swe_harness
 from nanoskyrl.eval.benchmarks.checkout import SUBMIT, CheckoutEpisode
 from nanoskyrl.eval.benchmarks.patches import applies, parses, patch_in, predictions, tidy
 from nanoskyrl.eval.rows import Hub, Row
-from nanoskyrl.stages.core.errors import SettingsError, check_words
+from nanoskyrl.stages.core.errors import check_numbers, check_words
+from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.core.rows import to_json
 from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl.stages.core.trajectory import Trajectory
@@ -59,10 +60,7 @@ class SweBenchConfig(BenchConfig):
     def __post_init__(self) -> None:
         """Refuse words and numbers that cannot be meant."""
         check_words("swe_bench_verified", self, harness=HARNESS)
-        if self.turns < 1:
-            raise SettingsError(
-                f"`swe_bench_verified.turns` must be at least 1, not {self.turns}", hint="Give a number"
-            )
+        check_numbers("swe_bench_verified", self, "turns", least=1)
 
 
 class SweBenchVerified(Benchmark):
@@ -177,9 +175,7 @@ class SweBenchVerified(Benchmark):
 
     def files(self, rows: Iterable[Trajectory]) -> dict[str, bytes]:
         """Return the predictions, a file for each sample."""
-        found: dict[int, list[tuple[str, str]]] = {}
-        for row in rows:
-            found.setdefault(row.sample, []).append((row.task_id, patch_of(row)))
+        found = grouped((row.sample, (row.task_id, patch_of(row))) for row in rows)
         return {
             PREDICTIONS if sample == 0 else f"predictions-{sample}.jsonl": predictions(each, self.config.model_name)
             for sample, each in sorted(found.items())

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean
+from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean, told_as
 from nanoskyrl.stages.core.registry import BUILTIN, entry_points, load_attribute, lookup
 
 Settings = dict[str, dict[str, Any]]
@@ -117,10 +117,8 @@ def read_file(path: Path) -> Settings:
                 f"`{path}` is not YAML: {' '.join(str(error).split())}", hint="Mend the line it names"
             ) from error
     else:
-        try:
+        with told_as(InputError, f"`{path}` is not TOML", ValueError, RecursionError, hint="Mend the line it names"):
             value = tomllib.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"`{path}` is not TOML: {error}", hint="Mend the line it names") from error
     if not isinstance(value, dict):
         raise SettingsError(f"`{path}` holds no tables", hint="Write tables such as [rollout]")
     value = {table: {} if keys is None else keys for table, keys in value.items()}  # YAML's empty table is null

@@ -4,16 +4,15 @@
 holds no clock and no host, so equal work gives equal bytes.
 """
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nanoskyrl.stages.core.digests import canonical_json, digest_bytes
-from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.errors import InputError, told_as
 from nanoskyrl.stages.core.trajectory import SCHEMA_VERSION
 
 MANIFEST, STARTED, SUMMARY = "_manifest.json", "_started.json", "_summary.json"
@@ -83,7 +82,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Return the file's contents."""
-        return (json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+        return (json.dumps(asdict(self), indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def located(directory: Path, name: str) -> Path:
@@ -135,13 +134,15 @@ def read_manifest(directory: Path, *, stage: str | Sequence[str] | None = None) 
         )
     import msgspec
 
-    try:
+    with told_as(
+        InputError,
+        f"`{place}` lacks what a manifest holds",
+        msgspec.ValidationError,
+        UnicodeEncodeError,
+        hint="Run the stage again, with `--force`",
+    ):
         manifest = msgspec.convert(value, Manifest)
         manifest.to_bytes()  # half a surrogate pair is JSON, but nothing that can be written again or digested
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        raise InputError(
-            f"`{place}` lacks what a manifest holds: {error}", hint="Run the stage again, with `--force`"
-        ) from error
     if none := [name for name in TABLES if not isinstance(manifest.settings.get(name, {}), dict)]:
         raise InputError(
             f"`{place}` lacks what a manifest holds: `settings.{none[0]}` is no table",
@@ -159,17 +160,12 @@ def read_manifest(directory: Path, *, stage: str | Sequence[str] | None = None) 
     return manifest
 
 
-def check_may_leave(manifest: Manifest, directory: Path) -> None:
-    """Raise unless the text of a directory may be exported or shown to others.
-
-    Raises:
-        InputError: it came from a benchmark whose terms forbid it.
-    """
-    refuse_to_leave(manifest.facts.get(STAYS_LOCAL), directory)
-
-
 def refuse_to_leave(reason: str | None, directory: Path) -> None:
-    """Raise where there is a reason that the text of a directory must stay.
+    """Raise where there is a reason that the text of a directory must not be exported or shown to others.
+
+    Args:
+        reason: What a benchmark's terms say, as the fact STAYS_LOCAL of a manifest keeps it.
+        directory: Whose text it is.
 
     Raises:
         InputError: gives the reason.

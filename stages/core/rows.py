@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.errors import InputError, told_as
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import (
     TOKEN_COLUMNS,
@@ -94,10 +94,11 @@ def to_table(rows: Iterable[Trajectory], stage: str = "rollout") -> pa.Table:
     """Build and check the Arrow table of these rows, with the columns of `rollout` or `score`."""
     rows = list(rows)
     _check_lengths(rows)
-    try:
+    with told_as(
+        InputError, "a row does not fit the table", pa.ArrowInvalid, pa.ArrowTypeError,
+        hint="docs/trajectory.md lists the types",
+    ):  # fmt: skip
         arrays = [_to_array(rows, column) for column in columns_of(stage)]
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise InputError(f"a row does not fit the table: {error}", hint="docs/trajectory.md lists the types") from error
     table = pa.Table.from_arrays(arrays, schema=schema_of(stage))
     check(table, stage)
     return table

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.errors import InputError, check_numbers
 from nanoskyrl.stages.core.manifest import is_finished
 from nanoskyrl.stages.core.metrics import METRICS
 
@@ -40,10 +40,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Refuse a lag that would look ahead."""
-        if self.lag < 0:
-            raise SettingsError(
-                f"`run.lag` must be at least 0, not {self.lag}", hint="0 samples from the newest policy"
-            )
+        check_numbers("run", self, "lag", least=0, hint="0 samples from the newest policy")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,18 +8,15 @@ one in the manifest. `benchmarks/shards.py` measures it.
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nanoskyrl.stages.core.digests import digest_bytes
-from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.errors import InputError, told_as
+from nanoskyrl.stages.core.manifest import Manifest
 from nanoskyrl.stages.core.storage import whole_file
 from nanoskyrl.stages.core.trajectory import RENAMED, SCHEMA_KEY, SCHEMA_VERSION
-
-if TYPE_CHECKING:
-    from nanoskyrl.stages.core.manifest import Manifest
 
 COMPRESSION_LEVEL = 1
 """Higher levels take longer and gain nothing here: what is split is noise in its low bytes."""
@@ -92,17 +89,19 @@ def read_part(path: Path, digest: str | None = None, columns: Sequence[str] | No
             f"`{path}` is corrupt: its digest is not the one in the manifest",
             hint="Run the stage that writes it again, with `--force`",
         )
-    try:
+    with told_as(
+        InputError,
+        f"`{path}` is not a readable Parquet file",
+        pa.ArrowException,
+        OSError,
+        hint="Run the stage that writes it again",
+    ):
         file = pq.ParquetFile(pa.BufferReader(data))
         renamed = _renamed_since(file.schema_arrow, path)
         wanted = None if columns is None else [renamed.get(name, name) for name in columns]
         # Without threads: pyarrow's pool can abort a process that exits (apache/arrow#39162), and is no faster.
         # Not by `read_table`, which starts one of the pool's threads whatever it is told.
         table = file.read(columns=wanted, use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(
-            f"`{path}` is not a readable Parquet file: {error}", hint="Run the stage that writes it again"
-        ) from error
     if renamed:
         now = {then: name for name, then in renamed.items()}
         table = table.rename_columns([now.get(name, name) for name in table.column_names])
@@ -133,7 +132,7 @@ def _renamed_since(schema: pa.Schema, path: Path) -> dict[str, str]:
     return {now: then for then, now in RENAMED.items() if then in schema.names} if int(version) == 1 else {}
 
 
-def read_parts(directory: Path, manifest: "Manifest", columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+def read_parts(directory: Path, manifest: Manifest, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """Yield the table of each part, in order, each checked against its digest."""
     for part in manifest.parts:
         yield read_part(directory / part.name, part.digest, columns)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from nanoskyrl.stages.core.digests import digest_bytes
-from nanoskyrl.stages.core.errors import OutputError, SettingsError
+from nanoskyrl.stages.core.errors import InputError, OutputError, SettingsError, told_as
 
 TEMPORARY = ".tmp"
 """Suffix of files that are being written; readers never look at them."""
@@ -28,14 +28,33 @@ def as_path(place: str | os.PathLike[str]) -> Path:
         return place if isinstance(place, Path) else Path(text).expanduser()
     from upath import UPath
 
-    try:
+    with told_as(
+        SettingsError,
+        f"cannot open `{text}`",
+        ValueError,
+        ImportError,
+        hint="Name a local path or an installed fsspec URL",
+    ):
         path = UPath(text)
         _ = path.fs  # made now, so that a missing package is told now
         return cast(Path, path)
-    except (ValueError, ImportError) as error:
-        raise SettingsError(
-            f"cannot open `{text}`: {error}", hint="Name a local path or an installed fsspec URL"
-        ) from error
+
+
+def read_named(name: str, what: str, hint: str) -> str:
+    """Return the text of a UTF-8 file that the user named; a mark of its encoding is left out.
+
+    Args:
+        name: A local path or an address.
+        what: What it is, for the message.
+        hint: What to name instead.
+
+    Raises:
+        InputError: it is not there.
+    """
+    path = as_path(name)
+    if not path.is_file():
+        raise InputError(f"there is no {what} `{name}`", hint=hint)
+    return path.read_text(encoding="utf-8-sig")
 
 
 def is_local(path: Path) -> bool:

@@ -24,6 +24,11 @@ from nanoskyrl.stages.core.trajectory import (
     schema_of,
 )
 
+WORDS = {
+    "status": STATUSES, "split": SPLITS, "stop_reason": tuple(STOP_REASONS), "logprobs_mode": LOGPROBS_MODES,
+    "score_status": SCORE_STATUSES,
+}  # fmt: skip
+"""What columns of words may hold."""
 LOGPROB_LIMIT = 1e-3
 """A log-prob of a certain token can come out a rounding error above 0."""
 
@@ -43,12 +48,9 @@ def check(table: pa.Table, stage: str) -> None:
         if not column.nullable and table.column(column.name).null_count:
             row = _first(pc.is_null(table.column(column.name)))
             raise InputError(f"column `{column.name}` is null in row {row}", hint="Only nullable columns may be")
-    _check_words(table, "status", STATUSES)
-    _check_words(table, "split", SPLITS)
-    _check_words(table, "stop_reason", tuple(STOP_REASONS))
-    _check_words(table, "logprobs_mode", LOGPROBS_MODES)
-    if "score_status" in table.column_names:
-        _check_words(table, "score_status", SCORE_STATUSES)
+    for name, allowed in WORDS.items():
+        if name in table.column_names:
+            _check_words(table, name, allowed)
     for row, (status, reason) in enumerate(
         zip(*(table.column(c).to_pylist() for c in ("status", "stop_reason")), strict=True)
     ):
@@ -61,7 +63,11 @@ def check(table: pa.Table, stage: str) -> None:
     if len(set(keys)) != len(keys):
         raise InputError("two rows share (trajectory_id, step_index)", hint="Each row must have a pair of its own")
     _check_tokens(table)
-    _check_ends(table)
+    _refuse(
+        pc.xor(pc.equal(table.column("status"), "failed"), pc.is_valid(table.column("error"))),
+        lambda row: f"row {row} is failed without an error, or the other way round",
+        "Write both",
+    )
     if "reward" in table.column_names:
         _refuse(
             pc.invert(pc.is_finite(table.column("reward"))),
@@ -139,15 +145,6 @@ def _check_tokens(table: pa.Table) -> None:
         raise InputError(
             "`rollout_logprobs` holds NaN, or a number above 0", hint="Write the natural log of a probability"
         )
-
-
-def _check_ends(table: pa.Table) -> None:
-    failed, has_error = pc.equal(table.column("status"), "failed"), pc.is_valid(table.column("error"))
-    _refuse(
-        pc.xor(failed, has_error),
-        lambda row: f"row {row} is failed without an error, or the other way round",
-        "Write both",
-    )
 
 
 def _check_verdicts(table: pa.Table) -> None:

@@ -8,9 +8,8 @@ elements are null only in `rollout_logprobs`, exactly where `loss_mask` is 0.
 and `table_checks.py` holds every promise of this one against a table.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -73,7 +72,7 @@ class Column:
 
 def column(kind: pa.DataType, stage: str, meaning: str, *, nullable: bool = False, **options: Any) -> Any:
     """Declare a field of `Trajectory` that is a column."""
-    return dataclasses.field(metadata={"column": (kind, stage, meaning, nullable)}, **options)
+    return field(metadata={"column": (kind, stage, meaning, nullable)}, **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +88,7 @@ class ToolCall:
     """A kind that can be counted, such as `malformed` or `unknown_tool`; None where ok."""
 
 
-TOOL_CALL_FIELDS = tuple(f.name for f in dataclasses.fields(ToolCall))
+TOOL_CALL_FIELDS = tuple(f.name for f in fields(ToolCall))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +153,7 @@ class Trajectory:
 
 
 COLUMNS = (
-    *(Column(f.name, *f.metadata["column"]) for f in dataclasses.fields(Trajectory)),
+    *(Column(f.name, *f.metadata["column"]) for f in fields(Trajectory)),
     # Of a batch, and never looked at row by row.
     Column("shaped_reward", FLOAT64, "advantage", "what the estimator saw: reward with the punishment for length and the KL; equal to reward without", True),
     Column("advantages", FLOAT32S, "advantage", "per response token, 0 where loss_mask is 0; null where the row is not kept", True),

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from nanoskyrl.envs.base import Environment, Message, Task
-from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError, check_numbers, check_words
 from nanoskyrl.stages.models.rendering import Renderer
 
 T = TypeVar("T")
@@ -120,15 +120,9 @@ class HfConfig:
 
     def __post_init__(self) -> None:
         """Refuse batches of nothing and types that are not known."""
-        if self.batch_size < 1:
-            raise SettingsError(
-                f"`hf.batch_size` must be at least 1, not {self.batch_size}", hint="Give a number of rows"
-            )
+        check_numbers("hf", self, "batch_size", least=1)
         check_device("hf", self.device)
-        if self.dtype not in ("auto", "float64", "float32", "bfloat16"):
-            raise SettingsError(
-                f"`hf.dtype` must be auto, float64, float32 or bfloat16, not {self.dtype!r}", hint="Choose one of them"
-            )
+        check_words("hf", self, dtype=("auto", "float64", "float32", "bfloat16"))
 
 
 class TokenEngine(ABC):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from nanoskyrl.stages.core.digests import digest_json
-from nanoskyrl.stages.core.errors import EngineError, SettingsError, check_words
+from nanoskyrl.stages.core.errors import EngineError, SettingsError, check_numbers, check_words
 from nanoskyrl.stages.engines.base import UNREACHABLE, ChatEngine, ChatRequest, Reply, SamplingParams
 from nanoskyrl.stages.engines.chat_wire import TOOL_MODES, text_of, to_wire
 
@@ -67,11 +67,8 @@ class OpenaiConfig:
     def __post_init__(self) -> None:
         """Refuse words and numbers that cannot be meant."""
         check_words("openai", self, tools=TOOL_MODES, max_tokens_name=("max_tokens", "max_completion_tokens"))
-        for name, least in (("concurrency", 1), ("retries", 0)):
-            if getattr(self, name) < least:
-                raise SettingsError(
-                    f"`openai.{name}` must be at least {least}, not {getattr(self, name)}", hint="Give a number"
-                )
+        check_numbers("openai", self, "concurrency", least=1)
+        check_numbers("openai", self, "retries", least=0)
 
 
 class OpenaiEngine(ChatEngine):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoskyrl.envs.base import Environment, Task
-from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.core.storage import as_path
+from nanoskyrl.stages.core.errors import InputError, told_as
+from nanoskyrl.stages.core.storage import read_named
 from nanoskyrl.stages.engines.base import TextEngine
 
 
@@ -41,16 +41,17 @@ class ScriptedEngine(TextEngine):
 
 
 def _read_scripts(name: str) -> dict[str, list[str]]:
-    path = as_path(name)
-    if not path.is_file():
-        raise InputError(f"there is no file of actions `{name}`", hint="Write JSON lines of task_id and actions")
+    text = read_named(name, "file of actions", "Write JSON lines of task_id and actions")
     scripts: dict[str, list[str]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
+    for number, line in enumerate(text.splitlines(), 1):
+        with told_as(
+            InputError,
+            f"line {number} of `{name}` has no task_id and actions",
+            ValueError,
+            KeyError,
+            TypeError,
+            hint="Write one JSON object a line",
+        ):
             row: dict[str, Any] = json.loads(line)
             scripts[str(row["task_id"])] = [str(action) for action in row["actions"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"line {number} of `{name}` has no task_id and actions: {error}", hint="Write one JSON object a line"
-            ) from error
     return scripts

@@ -7,9 +7,8 @@ fails inside one attempt, environment or engine, ends that attempt alone.
 """
 
 import copy
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -60,7 +59,7 @@ class Identity:
 
 FAILURES = (Exception, SystemExit, GeneratorExit)
 """What an environment may raise and fail its own attempt alone; Ctrl-C goes through."""
-IDENTITY = tuple(f.name for f in dataclasses.fields(Identity))
+IDENTITY = tuple(f.name for f in fields(Identity))
 
 
 @dataclass(slots=True)
@@ -68,11 +67,11 @@ class _Segment:
     """One row in the making."""
 
     prompt_ids: list[int]
-    response_ids: list[int] = dataclasses.field(default_factory=list)
-    loss_mask: list[int] = dataclasses.field(default_factory=list)
-    rollout_logprobs: list[float] = dataclasses.field(default_factory=list)
-    turns: list[Turn] = dataclasses.field(default_factory=list)
-    messages: list[Message] = dataclasses.field(default_factory=list)
+    response_ids: list[int] = field(default_factory=list)
+    loss_mask: list[int] = field(default_factory=list)
+    rollout_logprobs: list[float] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
 
     def append(self, ids: Sequence[int], *, sampled: bool, rollout_logprobs: np.ndarray | None = None) -> None:
         self.response_ids += ids
@@ -256,7 +255,7 @@ class Attempt:
         """Return the attempt as it is now, failed; whatever still works on this one is not seen any more."""
         left = copy.copy(self)
         left.segments = [
-            dataclasses.replace(
+            replace(
                 segment, response_ids=segment.response_ids[:], loss_mask=segment.loss_mask[:],
                 rollout_logprobs=segment.rollout_logprobs[:], turns=segment.turns[:], messages=segment.messages[:],
             )

@@ -7,7 +7,7 @@ from typing import Any
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.estimators.base import EstimatorConfig
 from nanoskyrl.algos.kl import KL_ESTIMATORS
-from nanoskyrl.stages.core.errors import SettingsError, check_words
+from nanoskyrl.stages.core.errors import SettingsError, check_numbers, check_words
 from nanoskyrl.stages.learning.train_config import TrainConfig
 
 KL_CTRL = ("fixed", "adaptive")
@@ -58,17 +58,10 @@ class AdvantageConfig(EstimatorConfig):
         """Refuse words that mean nothing and numbers that cannot be meant."""
         EstimatorConfig.__post_init__(self)
         check_words("advantage", self, old_logprobs=OLD_LOGPROBS, kl_ctrl=KL_CTRL, kl_estimator_type=KL_ESTIMATORS)
-        least = {
-            "max_groups": 1,
-            "kl_horizon": 1,
-            "overlong_max_length": 1,
-            "overlong_buffer_length": 0,
-            "max_tokens_per_micro_batch": 1,
-        }
-        for name, low in least.items():
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise SettingsError(f"`advantage.{name}` must be at least {low}, not {value}", hint="Give a count")
+        check_numbers(
+            "advantage", self, "max_groups", "kl_horizon", "overlong_max_length", "max_tokens_per_micro_batch", least=1
+        )
+        check_numbers("advantage", self, "overlong_buffer_length", least=0)
         if (
             self.overlong_max_length is not None
             and self.overlong_buffer_length is not None
@@ -79,13 +72,8 @@ class AdvantageConfig(EstimatorConfig):
                 f"`advantage.overlong_max_length`, {self.overlong_max_length}",
                 hint="A fifth of the largest length is usual",
             )
-        for name in ("kl_reward_coef", "overlong_factor"):
-            if not 0 <= getattr(self, name) <= 1e3:
-                raise SettingsError(
-                    f"`advantage.{name}` must be 0 to 1000, not {getattr(self, name)}", hint="Give a usual number"
-                )
-        if not 0 < self.kl_target <= 1e3:
-            raise SettingsError(f"`advantage.kl_target` must be above 0, not {self.kl_target}", hint="0.1 is usual")
+        check_numbers("advantage", self, "kl_reward_coef", "overlong_factor", least=0, most=1000)
+        check_numbers("advantage", self, "kl_target", above=0, most=1000, hint="0.1 is usual")
         if self.kl_ctrl == "adaptive" and not self.use_kl_in_reward:
             raise SettingsError(
                 "`advantage.kl_ctrl = adaptive` needs `advantage.use_kl_in_reward`", hint="Set both, or neither"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nanoskyrl.algos.kl import adapted
+from nanoskyrl.algos.kl import adapted, kl
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import Manifest
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
@@ -40,8 +40,6 @@ def kl_by_row(old: Rows, ref: Rows, masks: Sequence[np.ndarray], estimator: str)
         estimator: One of KL_ESTIMATORS.
     """
     import torch
-
-    from nanoskyrl.algos.kl import kl
 
     def of_row(old: np.ndarray | None, ref: np.ndarray | None, mask: np.ndarray) -> np.ndarray | None:
         if old is None or ref is None:

@@ -9,16 +9,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError, told_as
 from nanoskyrl.stages.learning.train_config import OptimizerConfig
 
 
 class Masters:
     """The float32 copies of trained weights; weights that are float32 are their own."""
 
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         """Copy what needs a copy."""
         self.parameters = list(parameters)
         self.stepped = [
@@ -49,12 +48,12 @@ class Masters:
         for parameter, master in self._pairs:
             parameter.copy_(master)
 
-    def state(self) -> list[Tensor]:
+    def state(self) -> list[torch.Tensor]:
         """Return the copies."""
         return [master.detach() for _, master in self._pairs]
 
     @torch.no_grad()
-    def load_state(self, saved: Sequence[Tensor]) -> None:
+    def load_state(self, saved: Sequence[torch.Tensor]) -> None:
         """Take copies that were saved.
 
         Raises:
@@ -81,18 +80,18 @@ def make_optimizer(parameters: Sequence[Any], lr: float, config: OptimizerConfig
     else:
         # One kernel for all weights; on a CPU the plain loop is as fast, and its bytes are known.
         optimizer = torch.optim.AdamW(parameters, fused=parameters[0].is_cuda or None, **given)
-    try:
+    with told_as(
+        SettingsError,
+        f"`train.lr_scheduler` {config.lr_scheduler!r}",
+        ValueError,
+        hint="Check the name, and `train.lr_decay_steps`",
+    ):
         scheduler = get_scheduler(
             config.lr_scheduler,
             optimizer,
             num_warmup_steps=config.lr_warmup_steps,
             num_training_steps=config.lr_decay_steps,
         )
-    except ValueError as error:
-        raise SettingsError(
-            f"`train.lr_scheduler` {config.lr_scheduler!r}: {error}",
-            hint="Check the name, and `train.lr_decay_steps`",
-        ) from error
     return optimizer, scheduler
 
 

@@ -52,8 +52,7 @@ def read_error(place: Path, exit_codes: dict[int, int], processes: int) -> Nanos
         exit_codes: Of the processes that failed, by rank; -9 for one killed by signal 9.
         processes: How many there were.
     """
-    files = sorted(place.glob("*.json"))
-    left = {file: RankError(**json.loads(file.read_bytes())) for file in files}
+    left = {file: RankError(**json.loads(file.read_bytes())) for file in sorted(place.glob("*.json"))}
     if reason := next((error for error in left.values() if not error.is_bug), None):
         found = NanoskyrlError(reason.message, hint=reason.hint)
         found.exit_code = reason.exit_code

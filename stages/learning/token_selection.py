@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.stages.core.registry import plugin_errors
@@ -38,7 +37,7 @@ def marked_tokens(
     assert algorithm.marks is not None
     on = [mask != 0 for mask in sequences.loss_mask]
 
-    def flat(rows: Sequence[np.ndarray | None]) -> Tensor:
+    def flat(rows: Sequence[np.ndarray | None]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([np.asarray(row)[of] for row, of in zip(rows, on, strict=True)]))[None]
 
     tokens = flat(logprobs)
@@ -46,8 +45,8 @@ def marked_tokens(
     random = np.random.Generator(np.random.Philox(key=seed))
     with plugin_errors(f"algorithm `{algorithm.name}`"), torch.no_grad():
         picked = algorithm.marks(seen, config, random)
-        if not isinstance(picked, Tensor) or picked.shape != seen.mask.shape:
-            raise ValueError(f"its marks are no Tensor of the shape {list(seen.mask.shape)}")
+        if not isinstance(picked, torch.Tensor) or picked.shape != seen.mask.shape:
+            raise ValueError(f"its marks are no torch.Tensor of the shape {list(seen.mask.shape)}")
     ends = np.cumsum([of.sum() for of in on])
     found: list[np.ndarray | None] = []
     for of, numbers in zip(on, np.split(picked[0].numpy(), ends[:-1]), strict=True):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from nanoskyrl.algos.aggregate import reduction
 from nanoskyrl.algos.kl import KL_ESTIMATORS
-from nanoskyrl.stages.core.errors import SettingsError, check_words
+from nanoskyrl.stages.core.errors import SettingsError, check_numbers, check_words
 from nanoskyrl.stages.engines.base import check_device
 
 EMPTY_ROWS = ("count", "exclude")
@@ -14,22 +14,10 @@ FULL_BELOW = 50_000_000
 DEFAULT_LORA_RANK, DEFAULT_LORA_ALPHA = 32, 64
 ZERO_BUCKET = 50_000_000
 """Numbers that DeepSpeed exchanges at once; it holds two such buffers whatever the size of the model."""
-RANGES = {
-    "lr": (0, 1e3),
-    "weight_decay": (0, 1e3),
-    "lr_warmup_steps": (0, 1e12),
-    "lora_alpha": (1, 1e6),
-    "lora_rank": (0, 4096),
-    "kl_loss_coef": (0, 1e3),
-    "gradient_checkpointing": (0, 1),
-    "max_staleness": (0, 1e9),
-}
-"""Least and largest values that can be meant."""
 SCHEDULERS = (
     "constant_with_warmup", "constant", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt",
 )  # fmt: skip
 """Those of transformers that follow from the step alone and need no settings besides ours."""
-HINTS = {"lr": "2e-4 suits the starter policy", "lora_rank": "0 trains the whole model"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,19 +83,8 @@ class CriticConfig:
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be meant."""
-        if self.backbone not in (None, *BACKBONES):
-            raise SettingsError(
-                f"`critic.backbone` must be own or shared, not {self.backbone!r}", hint="Choose one of them"
-            )
-        for name in ("lr", "value_clip", "value_loss_coef", "max_grad_norm"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= 1e3:
-                raise SettingsError(f"`critic.{name}` must be above 0, not {value}", hint="Give a usual number")
-        if self.loss_reduction not in ("token_mean", "sequence_mean"):
-            raise SettingsError(
-                f"`critic.loss_reduction` must be token_mean or sequence_mean, not {self.loss_reduction!r}",
-                hint="Choose one of them",
-            )
+        check_words("critic", self, backbone=(None, *BACKBONES), loss_reduction=("token_mean", "sequence_mean"))
+        check_numbers("critic", self, "lr", "value_clip", "value_loss_coef", "max_grad_norm", above=0, most=1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,39 +123,24 @@ class TrainConfig(OptimizerConfig):
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be meant, before any model is loaded."""
-        for name in (
-            "policy_mini_batch_size",
-            "update_epochs_per_batch",
-            "max_tokens_per_micro_batch",
-            "horizon",
-            "lr_decay_steps",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SettingsError(f"`train.{name}` must be at least 1, not {value}", hint="Give a positive number")
-        check_device("train", self.device)
-        if self.dtype not in ("auto", "float32", "bfloat16"):
-            raise SettingsError(
-                f"`train.dtype` must be auto, float32 or bfloat16, not {self.dtype!r}", hint="Choose one"
-            )
-        for name, (low, high) in RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise SettingsError(
-                    f"`train.{name}` must be at least {low}, at most {high:g}, not {value}",
-                    hint=HINTS.get(name, "Give a usual number"),
-                )
-        check_words(
-            "train", self, strategy=("auto", "ddp", "zero2", "zero3"), optimizer=("adamw", "adamw_8bit"),
-            quantization=(None, "nf4"), lr_scheduler=SCHEDULERS,
+        check_numbers(
+            "train", self, "policy_mini_batch_size", "update_epochs_per_batch", "max_tokens_per_micro_batch", "horizon",
+            "lr_decay_steps", least=1,
         )  # fmt: skip
-        if not self.max_grad_norm > 0:
-            raise SettingsError(f"`train.max_grad_norm` must be above 0, not {self.max_grad_norm}", hint="1 is usual")
-        if not all(0 <= beta < 1 for beta in self.adam_betas):
-            raise SettingsError(
-                f"`train.adam_betas` must be 0 to below 1, not {list(self.adam_betas)}", hint="0.9 and 0.999 are usual"
-            )
-        check_words("train", self, kl_estimator_type=(None, *KL_ESTIMATORS), empty_rows=EMPTY_ROWS)
+        check_device("train", self.device)
+        check_numbers("train", self, "lr", least=0, most=1000, hint="2e-4 suits the starter policy")
+        check_numbers("train", self, "weight_decay", "kl_loss_coef", least=0, most=1000)
+        check_numbers("train", self, "lr_warmup_steps", "max_staleness", least=0, most=10**9)
+        check_numbers("train", self, "lora_rank", least=0, most=4096, hint="0 trains the whole model")
+        check_numbers("train", self, "lora_alpha", least=1, most=10**6)
+        check_numbers("train", self, "gradient_checkpointing", least=0, most=1, hint="It is a share of the layers")
+        check_numbers("train", self, "max_grad_norm", above=0, hint="1 is usual")
+        check_numbers("train", self, "adam_betas", least=0, below=1, hint="0.9 and 0.999 are usual")
+        check_words(
+            "train", self, dtype=("auto", "float32", "bfloat16"), strategy=("auto", "ddp", "zero2", "zero3"),
+            optimizer=("adamw", "adamw_8bit"), quantization=(None, "nf4"), lr_scheduler=SCHEDULERS,
+            kl_estimator_type=(None, *KL_ESTIMATORS), empty_rows=EMPTY_ROWS,
+        )  # fmt: skip
         if self.use_kl_loss and self.kl_estimator_type == "k1" and not self.kl_straight_through:
             raise SettingsError(
                 "`train.kl_estimator_type` k1 has no gradient in expectation",

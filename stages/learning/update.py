@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import Tensor
 
-from nanoskyrl.stages.core.metrics import Stopwatch, Value, mean, peak_memory_bytes
+from nanoskyrl.stages.core.metrics import Stopwatch, Value, grouped, mean, peak_memory_bytes
 from nanoskyrl.stages.learning.batching import MicroBatch, Sequences
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.objective import Objective, Terms
@@ -33,9 +32,7 @@ KL(old || trained) in nats, entropy in nats, and the surrogate's own share (clip
 
 def mini_batches(groups: list[str], size: int | None, seed: int) -> list[list[int]]:
     """Return the rows of each optimizer step: whole groups, `size` to a step, in an order drawn by the seed."""
-    rows: dict[str, list[int]] = {}
-    for row, group in enumerate(groups):
-        rows.setdefault(group, []).append(row)
+    rows = grouped((group, row) for row, group in enumerate(groups))
     names = list(rows)
     if size is None or size >= len(names):
         return [list(range(len(groups)))]
@@ -52,7 +49,7 @@ class _Sums:
     tokens: float = 0.0
     values: dict[str, float] = field(default_factory=dict)
 
-    def add(self, mask: Tensor, values: dict[str, Tensor]) -> None:
+    def add(self, mask: torch.Tensor, values: dict[str, torch.Tensor]) -> None:
         self.tokens += float(mask.sum())
         for name, value in values.items():
             self.values[name] = self.values.get(name, 0.0) + float((value * mask).sum())
@@ -88,13 +85,13 @@ class Update:
         self._steps_taken += 1
         return result
 
-    def gradient(self, learner: Learner, rows: list[int]) -> Tensor:
+    def gradient(self, learner: Learner, rows: list[int]) -> torch.Tensor:
         """Return the gradient that a step on these rows would follow."""
         return learner.gradient(*self.watched(learner, rows))
 
     def watched(
         self, learner: Learner, rows: list[int]
-    ) -> tuple[Iterator[MicroBatch | None], Callable[[MicroBatch], Tensor]]:
+    ) -> tuple[Iterator[MicroBatch | None], Callable[[MicroBatch], torch.Tensor]]:
         """Return the micro-batches of one mini-batch, and their losses, which are noted as they are taken."""
         mini = self.objective.mini_batch(rows)
         self._losses = {}
@@ -127,7 +124,7 @@ class Update:
             if term is not None:
                 self._losses[name] = self._losses.get(name, 0.0) + float(term)
 
-    def _seen(self, batch: MicroBatch, terms: Terms) -> Tensor:
+    def _seen(self, batch: MicroBatch, terms: Terms) -> torch.Tensor:
         self._observe(batch, terms)
         return terms.loss
 

@@ -17,9 +17,9 @@ def report_line(step: int, numbers: dict[str, Any]) -> str:
         name = next((key.split("/")[1] for key in numbers if key.startswith("eval/") and key.endswith("/success")), "")
         success = numbers.get(f"eval/{name}/success")
         samples = numbers.get(f"eval/{name}/samples")
-        if numbers.get(f"eval/{name}/held_out", True):
-            return f"policy {step:4d}  held-out success {_percent(success)} on {samples} samples of {name}"
-        return f"policy {step:4d}  success on the training tasks {_percent(success)} on {samples} samples of {name}"
+        held_out = numbers.get(f"eval/{name}/held_out", True)
+        what = "held-out success" if held_out else "success on the training tasks"
+        return f"policy {step:4d}  {what} {_percent(success)} on {samples} samples of {name}"
     success = numbers.get("reward/success")
     bar = "█" * round(BAR * (success or 0.0))
     shown = {"reward": "reward/avg_raw_reward", "entropy": "policy/policy_entropy", "grad": "train/grad_norm"}

@@ -6,9 +6,8 @@ import os
 import platform
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nanoskyrl.stages.core.errors import NanoskyrlError
 from nanoskyrl.stages.core.gpus import driver_lines
@@ -28,10 +27,6 @@ class Check:
     remedy: str = ""
     needed: bool = True
     """Whether the laptop loop cannot do without it."""
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the check as JSON-ready values."""
-        return asdict(self)
 
 
 def examine() -> list[Check]:

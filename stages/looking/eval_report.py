@@ -13,7 +13,7 @@ from rich.table import Table
 
 from nanoskyrl.eval.compare import paired
 from nanoskyrl.eval.metrics import successes_by_task, summarize
-from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.errors import InputError, told_as
 from nanoskyrl.stages.core.manifest import SUMMARY, Manifest, located, read_manifest
 from nanoskyrl.stages.core.shards import read_parts
 
@@ -45,12 +45,10 @@ def summary_of(output: Path) -> dict[str, Any]:
     """
     read_manifest(output, stage="eval")
     place = located(output, SUMMARY)
-    try:
+    with told_as(
+        InputError, f"`{place}` cannot be read", OSError, ValueError, hint="Run the evaluation again, with `--force`"
+    ):
         return json.loads(place.read_bytes())
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"`{place}` cannot be read: {error}", hint="Run the evaluation again, with `--force`"
-        ) from error
 
 
 def table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
@@ -115,10 +113,10 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
         raise InputError(
             f"`{first}` is of `{names[0]}`, `{second}` of `{names[1]}`", hint="Compare two evaluations of one benchmark"
         )
-    sides = []
-    for place, manifest in zip((first, second), manifests, strict=True):
-        _, scored = summarize(read_parts(place, manifest), 1)
-        sides.append(successes_by_task(scored))
+    sides = [
+        successes_by_task(summarize(read_parts(place, manifest), 1)[1])
+        for place, manifest in zip((first, second), manifests, strict=True)
+    ]
     try:
         found = paired(*sides)
     except ValueError as error:

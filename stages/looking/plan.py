@@ -46,6 +46,8 @@ def plan(run: Run, settings: Settings) -> dict[str, Any]:
         InputError: the policy is not there.
         SettingsError: what is asked for cannot fit where it is asked for.
     """
+    import torch
+
     from nanoskyrl.stages.running.loop import LoopConfig
 
     config: RunConfig = stage_config(settings, "run")
@@ -81,7 +83,7 @@ def plan(run: Run, settings: Settings) -> dict[str, Any]:
         "rollout": f"{rows} trajectories ({rollout.train_batch_size} prompts) on `{rollout.engine}`",
         "train": f"{train.algo}, {'full fine-tuning' if rank == 0 else f'LoRA rank {rank}'}, "
         + ("one process" if processes == 1 else f"{processes} processes, {strategy}"),
-        "devices": f"{len(gpus)} x {gpus[0][0]}" if gpus else f"CPU, threads: {_threads()}",
+        "devices": f"{len(gpus)} x {gpus[0][0]}" if gpus else f"CPU, threads: {torch.get_num_threads()}",
         "placement": _placement(place, config.lag),
     }
     for half, memory in (("generation", generating), ("training", training)):
@@ -160,9 +162,3 @@ def _gpus() -> list[tuple[str, int]]:
 
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return [(each.name, each.total_memory) for each in found]
-
-
-def _threads() -> int:
-    import torch
-
-    return torch.get_num_threads()

@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nanoskyrl.envs.graders.kinds import NO_ANSWER
-from nanoskyrl.stages import rollout as rollout_stage
-from nanoskyrl.stages import score as score_stage
+from nanoskyrl.stages import rollout as rollout_stage, score as score_stage
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics

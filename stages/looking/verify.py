@@ -32,12 +32,16 @@ class Findings:
         """Whether nothing is broken."""
         return not self.broken
 
+    def expect(self, holds: bool, otherwise: str) -> None:
+        """Count a link between two outputs, and note it where it is broken."""
+        self.checked += 1
+        if not holds:
+            self.broken.append(otherwise)
+
     def lines(self) -> Iterator[str]:
         """Yield the findings as text."""
-        for line in self.broken:
-            yield f"broken: {line}"
-        for line in self.unfinished:
-            yield f"unfinished: {line}"
+        found = {"broken": self.broken, "unfinished": self.unfinished}
+        yield from (f"{word}: {line}" for word, lines in found.items() for line in lines)
         if self.other_code:
             more = f", and {len(self.other_code) - 1} more outputs" * (len(self.other_code) > 1)
             yield f"made by other code: {self.other_code[0]}{more}"
@@ -77,30 +81,29 @@ def _check_step(run: Run, step: int, verdict: Findings) -> None:
     manifests: dict[str, Manifest] = {}
     for stage in STAGES:
         folder = run.stage(step, stage)
-        if not folder.is_dir():
-            continue
-        if (manifest := _check_directory(folder, verdict)) is not None:
+        if folder.is_dir() and (manifest := _check_directory(folder, verdict)) is not None:
             manifests[stage] = manifest
     for stage, manifest in manifests.items():
         parent = INPUT_OF.get(stage)
         if parent in manifests:
-            verdict.checked += 1
-            if manifest.inputs.get(parent) != manifests[parent].digest:
-                verdict.broken.append(
-                    f"{run.stage(step, stage)}: its parent `{parent}` is another than the one it was made from"
-                )
+            verdict.expect(
+                manifest.inputs.get(parent) == manifests[parent].digest,
+                f"{run.stage(step, stage)}: its parent `{parent}` is another than the one it was made from",
+            )
     # An adaptive KL coefficient follows from the step before.
     before, made = run.stage(step - 1, "advantage"), manifests.get("advantage")
     if made is not None and "previous" in made.inputs and step and is_finished(before):
-        verdict.checked += 1
-        if made.inputs["previous"] != read_manifest(before).digest:
-            verdict.broken.append(f"{run.stage(step, 'advantage')}: its KL coefficient is not of `{before}`")
+        verdict.expect(
+            made.inputs["previous"] == read_manifest(before).digest,
+            f"{run.stage(step, 'advantage')}: its KL coefficient is not of `{before}`",
+        )
     # Every policy that a step names must be one that was published.
     rollout = manifests.get("rollout")
     if rollout is not None and rollout.policy is not None:
-        verdict.checked += 1
-        if rollout.policy not in _published(run):
-            verdict.broken.append(f"{run.stage(step, 'rollout')}: sampled from a policy that is not in this run")
+        verdict.expect(
+            rollout.policy in _published(run),
+            f"{run.stage(step, 'rollout')}: sampled from a policy that is not in this run",
+        )
 
 
 def _check_directory(folder: Path, verdict: Findings) -> Manifest | None:

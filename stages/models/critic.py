@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.errors import InputError, SettingsError, told_as
 from nanoskyrl.stages.core.storage import make_directory
 from nanoskyrl.stages.models.kv_cache import without_wrapper
 from nanoskyrl.stages.models.packing import hidden_states, is_packing, pack_of, prepare_packing
@@ -103,17 +103,23 @@ def load_critic(policy: Path, model: Any, backbone: str | None, *, dtype: torch.
     if not folder.is_dir():
         return None
     base = without_wrapper(model)
-    try:
+    with told_as(
+        InputError,
+        f"the critic in `{folder}` does not load",
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+        SafetensorError,
+        hint="Run `skyrl train` again with `--force`",
+    ):
         kind = json.loads((folder / DESCRIPTION).read_bytes())["backbone"]
         decoder = AutoModel.from_pretrained(folder, dtype=dtype) if kind == "own" else None
         if decoder is not None:
             prepare_packing(decoder)
         critic = Critic(cast(nn.Module, decoder), base.config.get_text_config().hidden_size)
         critic.head.load_state_dict(load_file(folder / HEAD))
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise InputError(
-            f"the critic in `{folder}` does not load: {error}", hint="Run `skyrl train` again with `--force`"
-        ) from error
     if backbone is not None and backbone != kind:
         raise SettingsError(
             f"the critic in `{folder}` has the backbone `{kind}`, and `critic.backbone` is {backbone}",

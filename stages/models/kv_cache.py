@@ -29,8 +29,7 @@ def empty_cache(model: Any) -> Any:
 def forward(model: Any, kv: Any, **inputs: Any) -> Any:
     """Run the model, reading from and adding to `kv`, and return its output."""
     # A cache argument that is not None is used and extended in place, so the output's own field does not matter.
-    base = without_wrapper(model)
-    return model(**inputs, **{_argument(type(base)): kv}, use_cache=True)
+    return model(**inputs, **{_argument(type(without_wrapper(model))): kv}, use_cache=True)
 
 
 def select_rows(kv: Any, rows: Sequence[int] | torch.Tensor) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.errors import InputError, told_as
 
 Message = dict[str, Any]
 
@@ -153,7 +153,12 @@ class Renderer:
     def _text(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), *, generate: bool = False
     ) -> str:
-        try:
+        with told_as(
+            InputError,
+            "the chat template refuses this conversation",
+            Exception,
+            hint="Use a policy whose template takes these roles",
+        ):  # a template is code: jinja's own errors, and all that Python raises
             return self.tokenizer.apply_chat_template(
                 list(messages),
                 tools=list(tools) or None,
@@ -161,8 +166,3 @@ class Renderer:
                 add_generation_prompt=generate,
                 tokenize=False,
             )
-        except Exception as error:  # a template is code: jinja's own errors, and all that Python raises
-            raise InputError(
-                f"the chat template refuses this conversation: {error}",
-                hint="Use a policy whose template takes these roles",
-            ) from error

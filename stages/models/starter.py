@@ -126,8 +126,7 @@ def tool_trace(rng: random.Random, habits: Sequence[float], environment: ToolUse
     messages: list[Message] = [{"role": "user", "content": f"{question}\n{INSTRUCTION}"}]
     episode = environment.start()
     for action in actions:
-        step = episode.step(action)
-        messages += [{"role": "assistant", "content": action}, *step.messages]
+        messages += [{"role": "assistant", "content": action}, *episode.step(action).messages]
     return messages
 
 

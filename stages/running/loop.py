@@ -14,7 +14,7 @@ from typing import Any
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.eval.prices import read_prices
 from nanoskyrl.stages.core.config import Settings, merge, plugin_config, stage_config, to_plain
-from nanoskyrl.stages.core.errors import ConflictError, InputError, SettingsError
+from nanoskyrl.stages.core.errors import ConflictError, InputError, check_numbers, told_as
 from nanoskyrl.stages.core.manifest import first_difference
 from nanoskyrl.stages.core.metrics import MetricsLog, latest, read_metrics
 from nanoskyrl.stages.core.output import discard
@@ -58,11 +58,7 @@ class LoopConfig:
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be meant."""
-        for name in ("steps", "eval_every", "keep_states"):
-            if getattr(self, name) < 0:
-                raise SettingsError(
-                    f"`loop.{name}` must be at least 0, not {getattr(self, name)}", hint="Give a number of steps"
-                )
+        check_numbers("loop", self, "steps", "eval_every", "keep_states", least=0)
         placement_of(self.gpus_generate, self.gpus_train)
         check_trackers(self.trackers)
 
@@ -206,14 +202,16 @@ def _make_way(session: Session, first: int, place: Placement | None) -> None:
 
 def _check_settings(run: Run, resolved: dict[str, Any]) -> None:
     path = run.root / RESOLVED
-    try:
+    with told_as(
+        InputError,
+        f"`{path}` is not JSON",
+        ValueError,
+        RecursionError,
+        hint="Delete it, if the run's settings are those it had",
+    ):
         kept = json.loads(path.read_bytes()) if path.is_file() else resolved
         if not isinstance(kept, dict):
             raise ValueError("it holds no table")
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"`{path}` is not JSON: {error}", hint="Delete it, if the run's settings are those it had"
-        ) from error
     difference = first_difference(_choices(resolved), _choices(kept)) or first_difference(resolved, kept)
     if difference:
         name, now, then = difference

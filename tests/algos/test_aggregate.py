@@ -1,7 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nanoskyrl.algos.aggregate import REDUCTIONS, Totals, reduction
 from nanoskyrl.stages.core.errors import SettingsError

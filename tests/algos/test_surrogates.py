@@ -3,8 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from nanoskyrl.algos.aggregate import Totals, reduction
 from nanoskyrl.algos.ratios import LOG_RATIO_LIMIT, token_log_ratio

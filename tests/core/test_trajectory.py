@@ -6,8 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.rows import clean_text, flat_values, from_table, list_column, row_arrays, to_json, to_table

@@ -2,8 +2,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nanoskyrl.envs.actions import final_answer, json_object, restore_stop, tool_calls
 

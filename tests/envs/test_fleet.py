@@ -343,7 +343,7 @@ def test_task_files_that_cannot_be_used_are_one_clear_error(tmp_path, text, says
     path.write_text(text)
     with pytest.raises(InputError, match=says):
         read_task_configs(str(path))
-    with pytest.raises(InputError, match="no Fleet tasks"):
+    with pytest.raises(InputError, match="no file of Fleet tasks"):
         read_task_configs(str(tmp_path / "absent.json"))
 
 

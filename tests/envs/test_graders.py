@@ -6,8 +6,7 @@ import time
 from typing import ClassVar
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from running import data_file
 
 from nanoskyrl.envs.graders import kinds as graders

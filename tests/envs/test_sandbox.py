@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 from attacks import ATTACKS, CONTROL, EXHAUSTION, MAY_LACK, SIGNALS
 
-from nanoskyrl.envs.sandbox import base as sandbox
-from nanoskyrl.envs.sandbox import sandlock as sandbox_sandlock
+from nanoskyrl.envs.sandbox import base as sandbox, sandlock as sandbox_sandlock
 from nanoskyrl.envs.sandbox.base import Limits, PythonSession, Ran, available, run_command, run_python
 from nanoskyrl.stages.core.errors import SandboxError, SettingsError
 

@@ -1,8 +1,7 @@
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nanoskyrl.envs.actions import final_answer
 from nanoskyrl.envs.base import Task

@@ -5,8 +5,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nanoskyrl.envs.actions import ParsedCall
 from nanoskyrl.envs.tools import TOOLS, carry_out, offer

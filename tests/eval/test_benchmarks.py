@@ -12,7 +12,7 @@ from running import skyrl
 from nanoskyrl.eval.benchmarks.choices import answer_letter, official_chain, question_text
 from nanoskyrl.stages.core.config import plugin_config
 from nanoskyrl.stages.core.errors import ConflictError, InputError, SettingsError
-from nanoskyrl.stages.core.manifest import check_may_leave, read_manifest
+from nanoskyrl.stages.core.manifest import STAYS_LOCAL, read_manifest, refuse_to_leave
 from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl.stages.core.table_checks import check
@@ -337,9 +337,9 @@ def test_gsm8ks_last_number_counts_only_where_no_answer_is_stated(text, right):
 def test_gpqas_text_stays_on_this_machine(tmp_path):
     run_bench("gpqa", tmp_path / "out")
     with pytest.raises(InputError, match="stays on this machine"):
-        check_may_leave(read_manifest(tmp_path / "out"), tmp_path / "out")
+        refuse_to_leave(read_manifest(tmp_path / "out").facts.get(STAYS_LOCAL), tmp_path / "out")
     run_bench("gsm8k", tmp_path / "free", limit=1)
-    check_may_leave(read_manifest(tmp_path / "free"), tmp_path / "free")
+    refuse_to_leave(read_manifest(tmp_path / "free").facts.get(STAYS_LOCAL), tmp_path / "free")
 
 
 @pytest.mark.parametrize("name", ["gpqa", "hle"])

@@ -2,8 +2,7 @@ import math
 from itertools import combinations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nanoskyrl.eval.passk import mean_interval, pass_at_k
 

@@ -9,8 +9,7 @@ import pytest
 from tolerances import LOGITS, PASS, assert_close
 
 from nanoskyrl.envs.base import Score
-from nanoskyrl.stages.advantage import Models, add_advantages, advantage
-from nanoskyrl.stages.advantage import preview as preview_advantage
+from nanoskyrl.stages.advantage import Models, add_advantages, advantage, preview as preview_advantage
 from nanoskyrl.stages.core.errors import ConflictError, InputError, ProofError, SettingsError
 from nanoskyrl.stages.core.manifest import Head, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, read_metrics

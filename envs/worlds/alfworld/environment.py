@@ -15,10 +15,9 @@ from nanoskyrl.envs.commands import ACTION, ACTION_END, command_of, record
 from nanoskyrl.envs.worlds.alfworld.expert import solve
 from nanoskyrl.envs.worlds.alfworld.rooms import MAX_LEVEL, TASK_TYPES, make_world, types_of
 from nanoskyrl.envs.worlds.alfworld.world import NOTHING, World, parse
-from nanoskyrl.envs.worlds.text_math.environment import check_counts
 from nanoskyrl.envs.worlds.text_math.problems import is_test
 from nanoskyrl.stages.core.digests import derive_seed
-from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError, check_numbers
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 HOW = f"Give one command at a time in {ACTION}{ACTION_END} tags."
@@ -48,10 +47,7 @@ class AlfworldLiteConfig:
 
     def __post_init__(self) -> None:
         """Refuse levels, task types and counts that do not exist."""
-        if not 1 <= self.level <= MAX_LEVEL:
-            raise SettingsError(
-                f"`alfworld_lite.level` must be 1 to {MAX_LEVEL}, not {self.level}", hint="Choose a level that exists"
-            )
+        check_numbers("alfworld_lite", self, "level", least=1, most=MAX_LEVEL, hint="Choose a level that exists")
         for kind in self.task_types:
             if kind not in types_of(self.level):
                 raise SettingsError(
@@ -59,11 +55,7 @@ class AlfworldLiteConfig:
                     hint=f"Choose from {', '.join(types_of(self.level))}"
                     + (", or set `alfworld_lite.level` to 3 or 4" if kind in TASK_TYPES else ""),
                 )
-        if self.max_steps < 1:
-            raise SettingsError(
-                f"`alfworld_lite.max_steps` must be at least 1, not {self.max_steps}", hint="Give a number of commands"
-            )
-        check_counts("alfworld_lite", self.n_train, self.n_test)
+        check_numbers("alfworld_lite", self, "max_steps", "n_train", "n_test", least=1)
 
 
 @cache  # a loop asks again at every step
@@ -147,8 +139,7 @@ class AlfworldLiteEpisode:
     def step(self, action: str) -> Step:
         """Carry out one command; whatever cannot be done answers "Nothing happens."."""
         self.steps += 1
-        written = command_of(action)
-        command = self._chosen(written)
+        command = self._chosen(command_of(action))
         feedback = self.world.act(command)
         verb = parse(command)[0]
         error = None if feedback != NOTHING else "not_admissible" if verb else "malformed"

@@ -54,8 +54,7 @@ class _Memory:
     def note(self, receptacle: str, feedback: str) -> None:
         self.looked.add(receptacle)
         _, _, seen = feedback.partition(", you see ")
-        for thing in _THING.findall(seen):
-            self.at[thing] = receptacle
+        self.at |= dict.fromkeys(_THING.findall(seen), receptacle)
 
     def of_kind(self, kind: str, *, besides: set[str]) -> str | None:
         return next((thing for thing in self.at if kind_of(thing) == kind and thing not in besides), None)

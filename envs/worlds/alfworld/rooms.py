@@ -110,9 +110,10 @@ def _open_places(plot: Plot) -> list[str]:
 
 
 def _room(rng: random.Random, goal: Goal, plot: Plot, level: int) -> World:
-    counts = {}
-    for kind, (least, most) in ROOMS[plot.room].items():
-        counts[kind] = rng.randint(least, most) if level > 3 else min(least, 1)
+    counts = {
+        kind: rng.randint(least, most) if level > 3 else min(least, 1)
+        for kind, (least, most) in ROOMS[plot.room].items()
+    }
     if plot.recep in counts:
         counts[plot.recep] = max(1, counts[plot.recep])
     names = [f"{kind} {number}" for kind, count in counts.items() for number in range(1, count + 1)]

@@ -193,8 +193,7 @@ class World:
         return [] if self.holding else [thing for thing in self._visible() if kind_of(thing) not in LAMPS]
 
     def _accepts(self, receptacle: str) -> bool:
-        kind = kind_of(self.holding or "")
-        return self._is_open(receptacle) and kind in CONTAINS[kind_of(receptacle)]
+        return self._is_open(receptacle) and kind_of(self.holding or "") in CONTAINS[kind_of(receptacle)]
 
     def _can_slice(self, thing: str, knife: str) -> bool:
         held = self.holding == knife and kind_of(knife) in KNIVES

@@ -15,7 +15,7 @@ from nanoskyrl.envs.graders.kinds import ANSWERED, answer_verdict, unanswered
 from nanoskyrl.envs.tools import replies_to
 from nanoskyrl.envs.worlds.text_math import reasoning
 from nanoskyrl.envs.worlds.text_math.problems import MAX_LEVEL, generate
-from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.errors import check_numbers
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 INSTRUCTION = "Give the final answer in <answer></answer> tags."
@@ -42,22 +42,9 @@ class TextMathConfig:
 
     def __post_init__(self) -> None:
         """Refuse levels that do not exist and weights that are no share."""
-        if not 1 <= self.level <= MAX_LEVEL:
-            raise SettingsError(
-                f"`text_math.level` must be 1 to {MAX_LEVEL}, not {self.level}", hint="Choose a level that exists"
-            )
-        check_counts("text_math", self.n_train, self.n_test)
-        if not 0 <= self.format_weight <= 1:
-            raise SettingsError(
-                f"`text_math.format_weight` must be 0 to 1, not {self.format_weight}", hint="Give a share of the reward"
-            )
-
-
-def check_counts(table: str, n_train: int, n_test: int) -> None:
-    """Refuse numbers of tasks below 1."""
-    for name, count in (("n_train", n_train), ("n_test", n_test)):
-        if count < 1:
-            raise SettingsError(f"`{table}.{name}` must be at least 1, not {count}", hint="Give a number of tasks")
+        check_numbers("text_math", self, "level", least=1, most=MAX_LEVEL, hint="Choose a level that exists")
+        check_numbers("text_math", self, "n_train", "n_test", least=1)
+        check_numbers("text_math", self, "format_weight", least=0, most=1, hint="Give a share of the reward")
 
 
 @cache  # a loop asks again at every step

@@ -112,8 +112,7 @@ def ordering(rng: random.Random, level: int) -> Problem:
     people = rng.sample(NAMES, level + 2)
     facts = [f"{a} is taller than {b}." for a, b in pairwise(people)]
     rng.shuffle(facts)
-    tallest = rng.random() < 0.5
-    word, answer = ("tallest", people[0]) if tallest else ("shortest", people[-1])
+    word, answer = ("tallest", people[0]) if rng.random() < 0.5 else ("shortest", people[-1])
     return Problem(f"{' '.join(facts)} Who is the {word}?", answer, "ordering")
 
 

@@ -13,7 +13,7 @@ from nanoskyrl.envs.base import Task, VerifierTimeout
 from nanoskyrl.envs.graders.workers import WorkerDied, Workers, WorkerTimeout
 from nanoskyrl.envs.worlds.text_math.problems import DRAWS_PER_TASK, is_test
 from nanoskyrl.stages.core.digests import derive_seed
-from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean
+from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean, told_as
 
 PREFIX = "reasoning_gym:"
 SEED = derive_seed("reasoning_gym") % 2**31
@@ -36,13 +36,14 @@ def tasks(name: str, split: str, count: int) -> tuple[Task, ...]:
         SettingsError: the package is not installed, or has no such task, or it is a mixture of others.
     """
     _check(name)
-    try:
+    with told_as(
+        SettingsError,
+        f"reasoning-gym could not make {count} tasks of `{name}`",
+        WorkerTimeout,
+        WorkerDied,
+        hint="Ask for fewer with `text_math.n_train` and `n_test`",
+    ):
         return POOL.call("nanoskyrl.envs.worlds.text_math.reasoning:make", name, split, count, seconds=MAKING_SECONDS)
-    except (WorkerTimeout, WorkerDied) as error:
-        raise SettingsError(
-            f"reasoning-gym could not make {count} tasks of `{name}`: {error}",
-            hint="Ask for fewer with `text_math.n_train` and `n_test`",
-        ) from error
 
 
 def make(name: str, split: str, count: int) -> tuple[Task, ...]:

@@ -15,13 +15,13 @@ from nanoskyrl.envs.datasets import data_of, read_tasks
 from nanoskyrl.envs.graders.kinds import ANSWERED, NO_ANSWER, answer_verdict, unanswered
 from nanoskyrl.envs.sandbox.base import BACKENDS, choose
 from nanoskyrl.envs.tools import Tool, carry_out_all, offer, replies_to
-from nanoskyrl.envs.worlds.text_math.environment import INSTRUCTION, check_counts
+from nanoskyrl.envs.worlds.text_math.environment import INSTRUCTION
 from nanoskyrl.envs.worlds.text_math.problems import MAX_LEVEL
 from nanoskyrl.envs.worlds.tool_use.python_exec import make_python_exec
 from nanoskyrl.envs.worlds.tool_use.search import Corpus, passages, read_corpus, shipped
 from nanoskyrl.envs.worlds.tool_use.tasks import KINDS, NEEDS, ToolTask, generated, written
 from nanoskyrl.envs.worlds.tool_use.world import pages
-from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError, check_numbers, check_words
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 NOTES, NOTE_LENGTH = 16, 300
@@ -62,24 +62,12 @@ class ToolUseConfig:
 
     def __post_init__(self) -> None:
         """Refuse kinds of tasks and levels that do not exist."""
-        check_counts("tool_use", self.n_train, self.n_test)
+        check_numbers("tool_use", self, "n_train", "n_test", least=1)
+        check_numbers("tool_use", self, "level", least=1, most=MAX_LEVEL, hint="Choose a level that exists")
+        check_numbers("tool_use", self, "call_weight", least=0, most=1, hint="Give a share of the reward")
+        check_words("tool_use", self, sandbox=("auto", *BACKENDS), kinds=KINDS)
         if not self.kinds:
             raise SettingsError("`tool_use.kinds` is empty", hint=f"Choose from {', '.join(KINDS)}")
-        for kind in self.kinds:
-            if kind not in KINDS:
-                raise SettingsError(f"`tool_use.kinds` holds `{kind}`", hint=f"Choose from {', '.join(KINDS)}")
-        if self.sandbox not in ("auto", *BACKENDS):
-            raise SettingsError(
-                f"`tool_use.sandbox` is `{self.sandbox}`", hint=f"Choose from auto, {', '.join(BACKENDS)}"
-            )
-        if not 1 <= self.level <= MAX_LEVEL:
-            raise SettingsError(
-                f"`tool_use.level` must be 1 to {MAX_LEVEL}, not {self.level}", hint="Choose a level that exists"
-            )
-        if not 0 <= self.call_weight <= 1:
-            raise SettingsError(
-                f"`tool_use.call_weight` must be 0 to 1, not {self.call_weight}", hint="Give a share of the reward"
-            )
         looked_up = [kind for kind in self.kinds if kind in ("search", *WORLD_KINDS)]
         if self.corpus is not None and self.data is None and looked_up:
             raise SettingsError(

@@ -135,8 +135,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 def generated(kind: str, level: int, split: str, count: int) -> dict[str, ToolTask]:
     """Return up to `count` tasks of a kind by their id, always the same ones in the same order."""
     if kind == "search":
-        found = facts(split)[:count]
-        return {f"search-{i:06d}": task for i, task in enumerate(found)}
+        return {f"search-{i:06d}": task for i, task in enumerate(facts(split)[:count])}
     maker = GENERATORS.get(kind, product)
     stream = ("tool_use", level, split) if kind == "calculator" else ("tool_use", kind, level, split)
     rng = random.Random(derive_seed(*stream))

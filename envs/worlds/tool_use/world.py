@@ -91,8 +91,7 @@ def world() -> dict[str, Thing]:
 
     taken: set[str] = set()
     towns, rivers = names(TOWNS, TOWN_ENDS, taken), names(RIVERS, RIVER_ENDS, taken)
-    surnames = names(PEOPLE, SURNAME_ENDS, taken)
-    people = [f"{rng.choice(GIVEN)} {surname}" for surname in surnames]
+    people = [f"{rng.choice(GIVEN)} {surname}" for surname in names(PEOPLE, SURNAME_ENDS, taken)]
     companies = [f"{surname} Works" for surname in names(COMPANIES, SURNAME_ENDS, taken)]
     things = [
         Thing(name, "town", {

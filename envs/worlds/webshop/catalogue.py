@@ -16,8 +16,8 @@ from typing import Any
 
 from nanoskyrl.envs.worlds.webshop.words import BRANDS, KINDS, SERIES, Kind
 from nanoskyrl.stages.core.digests import derive_seed
-from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.core.storage import as_path
+from nanoskyrl.stages.core.errors import InputError, told_as
+from nanoskyrl.stages.core.storage import read_named
 
 NO_PRICE = 100.0
 """Dollars that a product without a price costs, as in WebShop."""
@@ -92,14 +92,9 @@ def read_products(name: str) -> tuple[Product, ...]:
     Raises:
         InputError: the file is missing or no JSON, or an item lacks a name, a query or attributes.
     """
-    path = as_path(name)
-    if not path.is_file():
-        raise InputError(f"no catalogue at `{name}`", hint=HINT)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
+    with told_as(InputError, f"`{name}` is not JSON", ValueError, RecursionError, hint=HINT):
+        text = read_named(name, "catalogue", HINT)
         rows = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in _lines(text)]
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"`{name}` is not JSON: {error}", hint=HINT) from error
     found: dict[str, Product] = {}
     for number, row in enumerate(rows):
         product = _read(row, f"item {number} of `{name}`")

@@ -14,13 +14,12 @@ from functools import cache
 
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.commands import ACTION, ACTION_END, command_of, record
-from nanoskyrl.envs.worlds.text_math.environment import check_counts
 from nanoskyrl.envs.worlds.text_math.problems import is_test
 from nanoskyrl.envs.worlds.webshop.catalogue import Product, generated_products, read_products
 from nanoskyrl.envs.worlds.webshop.reward import ShoppingGoal, reward
 from nanoskyrl.envs.worlds.webshop.shop import BUY, PRODUCT_WINDOW, Shop, Visit
 from nanoskyrl.stages.core.digests import derive_seed
-from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.errors import check_numbers
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 HOW = (
@@ -54,12 +53,8 @@ class WebshopLiteConfig:
 
     def __post_init__(self) -> None:
         """Refuse a catalogue in which there is nothing to look for."""
-        if self.n_products < LEAST_PRODUCTS:
-            raise SettingsError(
-                f"`webshop_lite.n_products` must be at least {LEAST_PRODUCTS}, not {self.n_products}",
-                hint="Give a number of products",
-            )
-        check_counts("webshop_lite", self.n_train, self.n_test)
+        check_numbers("webshop_lite", self, "n_products", least=LEAST_PRODUCTS)
+        check_numbers("webshop_lite", self, "n_train", "n_test", least=1)
 
 
 @cache  # a loop makes its environments again at every step

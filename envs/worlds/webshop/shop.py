@@ -69,8 +69,7 @@ class Visit:
             return []
         if self.product is None:
             pages = [PREV] * (self.page > 1) + [NEXT] * (self.page * PRODUCT_WINDOW < len(self.found))
-            shown = [product.asin for product in self._window()]
-            return [text.lower() for text in (BACK, *pages, *shown)]
+            return [text.lower() for text in (BACK, *pages, *(product.asin for product in self._window()))]
         if self.subpage is not None:
             return [BACK.lower(), PREV.lower()]
         values = [value for values in self.product.options.values() for value in values]

@@ -76,8 +76,7 @@ class Client:
 
     async def models(self) -> list[dict[str, Any]]:
         """Return what requests may name: the base under the name it was started with, and adapters."""
-        found = await self.call("GET", "/v1/models", seconds=30)
-        return list(found["data"])
+        return list((await self.call("GET", "/v1/models", seconds=30))["data"])
 
     async def worker(self, method: str, *args: str, seconds: float | None = None) -> list[dict[str, Any]]:
         """Return what each worker's method of ours returns.

@@ -1,10 +1,11 @@
 """Settings of the engine `vllm` and of `skyrl serve`."""
 
+import math
 import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.errors import SettingsError, check_numbers, check_words
 from nanoskyrl.stages.core.gpus import gpus_of
 
 
@@ -71,38 +72,15 @@ class VllmConfig:
 
     def __post_init__(self) -> None:
         """Refuse numbers and names that cannot be meant."""
-        for name in ("tensor_parallel", "max_num_seqs", "tries"):
-            if getattr(self, name) < 1:
-                raise SettingsError(
-                    f"`vllm.{name}` must be at least 1, not {getattr(self, name)}", hint="Give a positive number"
-                )
-        for name in ("servers_per_gpu", "alive", "max_model_len", "trajectory_seconds", "kv_cache_gib"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise SettingsError(
-                    f"`vllm.{name}` must be above 0, not {getattr(self, name)}", hint="Leave it out for the default"
-                )
-        for name in ("start_seconds", "request_seconds"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise SettingsError(
-                    f"`vllm.{name}` must be above 0 and finite, not {getattr(self, name)}",
-                    hint="Give a positive number",
-                )
-        for name in ("lora_rank", "self_test"):
-            if getattr(self, name) < 0:
-                raise SettingsError(f"`vllm.{name}` must be at least 0, not {getattr(self, name)}", hint="0 is off")
-        if not 0 < self.gpu_memory <= 1:
-            raise SettingsError(
-                f"`vllm.gpu_memory` must be above 0 and at most 1, not {self.gpu_memory}", hint="It is a share"
-            )
-        if self.dtype not in ("auto", "float32", "bfloat16"):
-            raise SettingsError(
-                f"`vllm.dtype` must be auto, float32 or bfloat16, not {self.dtype!r}", hint="Choose one of them"
-            )
-        if self.endpoint not in ("auto", "completions", "tokens"):
-            raise SettingsError(
-                f"`vllm.endpoint` must be auto, completions or tokens, not {self.endpoint!r}",
-                hint="Choose one of them",
-            )
+        check_numbers("vllm", self, "tensor_parallel", "max_num_seqs", "tries", least=1)
+        check_numbers(
+            "vllm", self, "servers_per_gpu", "alive", "max_model_len", "trajectory_seconds", "kv_cache_gib", above=0,
+            hint="Leave it out for the default",
+        )  # fmt: skip
+        check_numbers("vllm", self, "start_seconds", "request_seconds", above=0, below=math.inf)
+        check_numbers("vllm", self, "lora_rank", "self_test", least=0, hint="0 is off")
+        check_numbers("vllm", self, "gpu_memory", above=0, most=1, hint="It is a share")
+        check_words("vllm", self, dtype=("auto", "float32", "bfloat16"), endpoint=("auto", "completions", "tokens"))
         if self.gpus != "auto":
             gpus_of("vllm.gpus", self.gpus)
         for url in self.urls:

@@ -211,8 +211,7 @@ class Delivery:
                 after = await client.prompt_logprobs(adapter, target.canary)
             with timed("checksum"):
                 proof["adapter_checksum"] = await compare_adapter(client, target.policy, proof["dtype"])
-            summed = proof["adapter_checksum"] == "matches"
-            note_change(before, after, proof, summed=summed)
+            note_change(before, after, proof, summed=proof["adapter_checksum"] == "matches")
         server.name = adapter
 
     async def _bring_foreign(self, server: Server, proof: dict[str, Any]) -> None:

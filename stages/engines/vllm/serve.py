@@ -56,8 +56,7 @@ def serve(
             for process in fleet.processes:
                 _await(process, stop)
             if not stop.is_set():
-                servers = _write(file, fleet)
-                say(_summary(servers, policy))
+                say(_summary(_write(file, fleet), policy))
             _watch(fleet, file, stop, say)
         finally:
             file.unlink(missing_ok=True)  # before they are gone, so that nobody comes any more
