@@ -46,7 +46,7 @@ def settings(algo, **tables):
 
 
 def compared(session, names, **options):
-    source, start = session.training_input()
+    source, start = session.places.training_input()
     config = stage_config(session.settings, "train")
     return compare(source, names, config, policy=start, settings=session.settings, seed=session.config.seed, **options)
 
