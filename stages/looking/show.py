@@ -38,7 +38,8 @@ def headline(manifest: Manifest, output: Path) -> str:
     }  # fmt: skip
     try:
         text = lines[manifest.stage](manifest, output)
-    except (KeyError, TypeError, AttributeError, ValueError, OSError):  # a manifest that somebody made by hand
+    # A manifest that somebody made by hand, or an evaluation whose summary is gone.
+    except (InputError, KeyError, TypeError, AttributeError, ValueError, OSError):
         text = f"{manifest.rows_out} rows of `{manifest.stage}`"
     return f"{text}: {output}"
 
