@@ -82,6 +82,17 @@ def group(make_trajectory: Callable[..., Trajectory]) -> Callable[..., list[Traj
     return make
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give programs that are graded two minutes: what is right needs no more, however busy the machine is."""
+    from nanoskyrl.envs.graders import grade_code
+    from nanoskyrl.eval.benchmarks import humaneval, livecodebench
+
+    for module in (humaneval, livecodebench):
+        monkeypatch.setattr(module, "LIMITS", replace(module.LIMITS, seconds=120.0))
+    monkeypatch.setattr(grade_code.passes, "__defaults__", (replace(grade_code.LIMITS, seconds=120.0),))
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Run folders of tests in two processes; single files, and what is marked, in this one, which starts sooner."""
     folders = all(Path(argument).is_dir() for argument in config.args)

@@ -22,8 +22,8 @@ class Endpoint:
 
 
 @contextlib.contextmanager
-def endpoint(answer: Answer, *, delay_seconds: float = 0.0) -> Iterator[Endpoint]:
-    """Serve /v1/chat/completions while the block runs."""
+def endpoint(answer: Answer, *, together: int = 1) -> Iterator[Endpoint]:
+    """Serve /v1/chat/completions while the block runs; nothing is answered before so many have asked at once."""
     import asyncio
 
     import uvicorn
@@ -36,6 +36,7 @@ def endpoint(answer: Answer, *, delay_seconds: float = 0.0) -> Iterator[Endpoint
         port = sock.getsockname()[1]
     found = Endpoint(f"http://127.0.0.1:{port}/v1")
     now = [0]
+    met = asyncio.Event()
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Any:
@@ -44,8 +45,10 @@ def endpoint(answer: Answer, *, delay_seconds: float = 0.0) -> Iterator[Endpoint
         found.keys.append(request.headers.get("authorization"))
         now[0] += 1
         found.most_at_once = max(found.most_at_once, now[0])
+        if now[0] >= together:
+            met.set()
         try:
-            await asyncio.sleep(delay_seconds)
+            await met.wait()
             given = answer(body)
         finally:
             now[0] -= 1

@@ -42,7 +42,7 @@ class GuessEnvironment(Environment):
         if action.text == "crash":
             raise ValueError("the world broke")
         if action.text == "hang":
-            time.sleep(5)
+            time.sleep(600)
         if action.text == self.secret:
             return Seen(text="yes", reward=1.0, done=True)
         if self.steps >= 3:

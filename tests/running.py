@@ -1,6 +1,7 @@
 """Running the command and the loop in tests, and comparing what they leave."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,15 @@ SMALL = {
     "loop": {"steps": 2},
 }
 """Settings of a run whose step takes a fraction of a second, in two parts."""
+
+
+GUARD_SECONDS = 300.0
+"""After which something hangs; no machine that is only busy takes as long."""
+
+
+def as_from_a_terminal() -> None:
+    """Take Ctrl-C as usual, in a process to be: what is started in the background of a script ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def data_file(name: str) -> Path:

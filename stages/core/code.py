@@ -95,8 +95,14 @@ def _plugins(settings: Mapping[str, Any]) -> Iterator[str]:
 
 def _source(module: str) -> Path | None:
     """Return the file of a module of the package; None for others."""
+    return _source_in(SOURCES, module)
+
+
+@functools.cache
+def _source_in(sources: Path, module: str) -> Path | None:
+    """Return the same in a folder of sources; a process looks for each module once."""
     package, _, rest = module.partition(".")
-    path = SOURCES.joinpath(*rest.split(".")).with_suffix(".py")
+    path = sources.joinpath(*rest.split(".")).with_suffix(".py")
     return path if package == "nanoskyrl" and rest and path.is_file() else None
 
 
@@ -119,8 +125,7 @@ def imported(modules: Iterable[str], source: Callable[[str], Path | None]) -> di
     left = list(modules)
     while left:
         module = left.pop()
-        path = source(module)
-        if module not in found and path is not None:
+        if module not in found and (path := source(module)) is not None:
             found[module], names = _read(path)
             package = module if path.stem == "__init__" else module.rpartition(".")[0]
             left += [importlib.util.resolve_name(name, package) if package else name.lstrip(".") for name in names]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from typing import ClassVar
 
 import pytest
@@ -123,6 +122,7 @@ def test_no_answer_is_wrong_and_not_unjudged(kind):
 @pytest.mark.skipif(
     all(available()[name] for name in FULL_PYTHON), reason=f"no sandbox with full Python: {available()}"
 )
+@pytest.mark.usefixtures("patient")
 class TestPrograms:
     TESTS: ClassVar = {"tests": "assert add(1, 2) == 3\nassert add(-1, 1) == 0"}
 
@@ -166,35 +166,34 @@ class TestPrograms:
 
 
 @pytest.mark.parametrize("pred", ["9^{9^{9^{9}}}", "2^{2^{2^{2^{2^{2}}}}}"])
+@pytest.mark.timeout(120)
 def test_a_grader_that_hangs_is_killed_and_gives_no_verdict(pred):
-    begun = time.monotonic()
     verdict = grade("math", "42", pred, seconds=1.0)
     assert verdict.correct is None or verdict.correct is False
-    assert time.monotonic() - begun < 60
     assert grade("math", "x+1", "1+x").correct  # the pool works on
 
 
 def test_a_worker_that_does_not_answer_is_killed_and_replaced():
     pool = Workers(1)
     with pytest.raises(WorkerTimeout, match=r"no answer in 0\.2 s"):
-        pool.call("time:sleep", 60, seconds=0.2)
-    assert pool.call("operator:add", 1, 2, seconds=30.0) == 3
+        pool.call("time:sleep", 600, seconds=0.2)
+    assert pool.call("operator:add", 1, 2, seconds=120.0) == 3
     with pytest.raises(WorkerDied, match="status 3"):
-        pool.call("os:_exit", 3, seconds=30.0)
+        pool.call("os:_exit", 3, seconds=120.0)
     with pytest.raises(ZeroDivisionError):
-        pool.call("operator:truediv", 1, 0, seconds=30.0)
-    assert pool.call("operator:add", 1, 2, seconds=30.0) == 3
+        pool.call("operator:truediv", 1, 0, seconds=120.0)
+    assert pool.call("operator:add", 1, 2, seconds=120.0) == 3
     pool.close()
 
 
 def test_a_forked_child_has_workers_of_its_own():
     pool = Workers(1)
-    assert pool.call("os:getppid", seconds=30.0) == os.getpid()
+    assert pool.call("os:getppid", seconds=120.0) == os.getpid()
     child = os.fork()
     if child == 0:
-        os._exit(0 if pool.call("os:getppid", seconds=30.0) == os.getpid() else 1)
+        os._exit(0 if pool.call("os:getppid", seconds=120.0) == os.getpid() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert pool.call("os:getppid", seconds=30.0) == os.getpid()
+    assert pool.call("os:getppid", seconds=120.0) == os.getpid()
     pool.close()
 
 

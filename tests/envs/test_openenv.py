@@ -35,9 +35,9 @@ def server():
     process = subprocess.Popen([sys.executable, str(SERVER), str(port)])
     url = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(600):
+        for _ in range(1200):
             try:
-                urllib.request.urlopen(f"{url}/guess/health", timeout=1).close()
+                urllib.request.urlopen(f"{url}/guess/health", timeout=60).close()
                 break
             except OSError:
                 assert process.poll() is None, "the server did not start"
@@ -181,7 +181,9 @@ def test_through_the_command_failures_of_the_world_are_no_zeros(server, tmp_path
 
 
 def test_a_server_that_hangs_fails_the_attempt(server):
-    episode, _ = begun(server, timeout_seconds=1.0)
+    episode, _ = begun(server, timeout_seconds=120.0)
+    assert episode._client._async._message_timeout == 120.0
+    episode._client._async._message_timeout = 0.5  # not before it has begun, which takes its time on a busy machine
     with pytest.raises(TimeoutError):
         episode.step("hang")
     episode.close()

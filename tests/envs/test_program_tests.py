@@ -7,7 +7,7 @@ from nanoskyrl.envs.graders.program_tests import PASSED, run_tests
 from nanoskyrl.envs.sandbox.base import FULL_PYTHON, Limits, available
 from nanoskyrl.stages.core.errors import SandboxError
 
-LIMITS = Limits(seconds=10.0, memory_mb=1024)
+LIMITS = Limits(seconds=120.0, memory_mb=1024)
 QUICK = Limits(seconds=2.0, memory_mb=1024)
 TESTS = "import math\nassert f(3) == 9\nassert len(f_list(3)) == 3 and f_list(1) == [0]\nassert math.isclose(f(2), 4)"
 HONEST = "def f(x):\n    return x * x\n\ndef f_list(n):\n    return list(range(n))\n"

@@ -71,7 +71,7 @@ def ends(environment, *actions):
 def searching(rows, url, max_turns=3):
     config = SkyrlGymConfig(
         data=rows("search", reward_spec={"ground_truth": {"target": ["2"]}}), max_turns=max_turns,
-        env_config={"search_url": url, "topk": 1, "timeout": 5, "log_requests": False},
+        env_config={"search_url": url, "topk": 1, "timeout": 120, "log_requests": False},
     )  # fmt: skip
     return SkyrlGym(config)
 

@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 import zlib
+from dataclasses import replace
 
 import pytest
 from benches import LCB_SOLUTIONS, Says, rows_file, run_bench
@@ -59,6 +60,7 @@ EVERY = pytest.mark.parametrize("step", [10, pytest.param(1, marks=pytest.mark.s
 
 
 @EVERY
+@pytest.mark.usefixtures("patient")
 def test_canonical_solutions_pass(step):
     rows = humaneval_rows()
     assert len(rows) == 120
@@ -100,8 +102,9 @@ def test_mutated_solutions_fail(step):
         ("```python\ndef add(a, b:\n```", 0.0),
     ],
 )  # fmt: skip
-def test_a_program_counts_for_what_it_answers(text, success, one, monkeypatch):
-    monkeypatch.setattr("nanoskyrl.eval.benchmarks.humaneval.LIMITS", LIMITS.__class__(seconds=1.5, memory_mb=1024))
+def test_a_program_counts_for_what_it_answers(text, success, one, monkeypatch, patient):
+    if "while True" in text:
+        monkeypatch.setattr("nanoskyrl.eval.benchmarks.humaneval.LIMITS", replace(LIMITS, seconds=1.5))
     assert one(text)[0] == success
 
 
@@ -158,6 +161,7 @@ def lcb_rows():
     return [json.loads(line) for line in rows_file("livecodebench").read_text().splitlines()]
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("row", range(3))
 def test_a_solution_that_fails_one_private_test_fails(row, tmp_path):
     given = lcb_rows()[row]

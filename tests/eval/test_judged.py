@@ -100,7 +100,7 @@ def test_unjudged_rows_count_apart_from_right_and_wrong(tmp_path):
 
 
 def test_equal_questions_are_judged_once(tmp_path):
-    with endpoint(scripted, delay_seconds=0.1) as server:
+    with endpoint(scripted, together=2) as server:
         judged("hle", server, tmp_path / "out", n_samples=4, limit=2)
     assert len(server.asked) == 2
     assert len({body["messages"][0]["content"] for body in server.asked}) == 2

@@ -14,7 +14,7 @@ from nanoskyrl.stages.core.config import plugin_config
 from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.rows import from_table
 
-SECONDS = 120
+SECONDS = 600
 SERVE = "import sys; from transformers.cli.transformers import main; sys.exit(main())"
 
 
@@ -38,14 +38,14 @@ def server():
                 process.kill()
                 pytest.fail(f"transformers serve did not start: {process.communicate()[0][-2000:]}")
             try:
-                urllib.request.urlopen(f"{url}/health", timeout=1)
+                urllib.request.urlopen(f"{url}/health", timeout=60)
                 break
             except OSError:
                 time.sleep(0.2)
         yield f"{url}/v1"
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(120)
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""Attempts on an engine that samples one by one: nobody waits for anybody else."""
+"""Attempts on an engine that samples one by one: nobody waits for anybody else.
+
+Who is slow here waits for the others: one that held them up would wait until PATIENCE ends.
+"""
 
 import asyncio
 import threading
@@ -21,17 +24,20 @@ from nanoskyrl.stages.models.rendering import Renderer
 
 LIMITS = TurnLimits(max_turns=3, max_generate_length=64, max_input_length=4096, max_sequence_length=4096)
 RENDERER = Renderer(load_tokenizer(resolve_policy("starter")))
+PATIENCE = 120.0
 
 
 class Engine(AsyncTokenEngine):
-    """Says `ok` after some time; counts how many wait at once."""
+    """Says `ok` once so many have asked at once, or never; counts them, and the seconds in which it was asked."""
 
     context_length = 8192
     renderer = RENDERER
 
-    def __init__(self, capacity=64, seconds=0.0, breaks=False):
-        self.capacity, self.seconds, self.breaks = capacity, seconds, breaks
+    def __init__(self, capacity=64, together=1, breaks=False):
+        self.capacity, self.together, self.breaks = capacity, together, breaks
         self.now = self.most = self.verified = 0
+        self.asked_seconds = self.first = 0.0
+        self.met = asyncio.Event()
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
 
@@ -57,19 +63,24 @@ class Engine(AsyncTokenEngine):
     async def sample(self, request, sampling):
         if self.breaks:
             raise EngineError("no server is left", hint="")
+        began = time.perf_counter()
         self.now += 1
         self.most = max(self.most, self.now)
-        await asyncio.sleep(self.seconds)
+        self.first = self.first or began
+        if self.now == self.together:  # for as long again as that took
+            self.loop.call_later(began - self.first, self.met.set)
+        await self.met.wait()
         self.now -= 1
+        self.asked_seconds += time.perf_counter() - began
         ids = [*RENDERER.encode("ok"), RENDERER.turn_end_id]
         return Generation(token_ids=ids, rollout_logprobs=np.full(len(ids), -0.5, np.float32), finish_reason="stop")
 
 
 class Env:
-    """Takes some time for every step; ends after two."""
+    """Waits in every step for what it is given; ends after two."""
 
-    def __init__(self, seconds=0.0, breaks=False):
-        self.seconds, self.breaks, self.steps = seconds, breaks, 0
+    def __init__(self, waits_for=None, breaks=False):
+        self.waits_for, self.breaks, self.steps = waits_for, breaks, 0
 
     def start(self):
         return self
@@ -79,7 +90,8 @@ class Env:
 
     def step(self, action):
         self.steps += 1
-        time.sleep(self.seconds)
+        if self.waits_for is not None:
+            assert self.waits_for.wait(PATIENCE)
         if self.breaks:
             raise ConnectionError("lost")
         return Step(messages=[{"role": "tool", "content": "heard"}], done=self.steps == 2)
@@ -104,32 +116,36 @@ def played(engine, *parts, **options):
 
 
 def test_a_slow_environment_holds_no_other_attempt_up():
-    engine = Engine()
-    ended = {}
+    engine, left, all_ended = Engine(), [8], threading.Event()
 
-    class Clocked(Env):
+    class Quick(Env):
         def close(self):
-            ended[id(self)] = time.monotonic()
+            left[0] -= 1
+            if not left[0]:
+                all_ended.set()
 
-    slow, quick = Clocked(seconds=0.4), [Clocked() for _ in range(8)]
-    played(engine, [begin(engine, one, f"a{i}") for i, one in enumerate([slow, *quick])])
-    assert max(ended[id(one)] for one in quick) < ended[id(slow)] - 0.3
+    slow, quick = Env(waits_for=all_ended), [Quick() for _ in range(8)]
+    ((_, attempts),), _ = played(engine, [begin(engine, one, f"a{i}") for i, one in enumerate([slow, *quick])])
+    assert {attempt.error for attempt in attempts} == {None}
 
 
 def test_a_part_is_handed_over_when_it_is_done_and_attempts_keep_their_order():
-    engine = Engine()
+    engine, handed_over = Engine(), threading.Event()
     parts = [
-        [begin(engine, Env(seconds=0.3), "slow"), begin(engine, Env(), "quick")],
+        [begin(engine, Env(waits_for=handed_over), "slow"), begin(engine, Env(), "quick")],
         [begin(engine, Env(), "b0"), begin(engine, Env(), "b1")],
     ]
-    found, _ = played(engine, *parts)
-    assert [index for index, _ in found] == [1, 0]
-    assert [[a.identity.trajectory_id for a in attempts] for _, attempts in found] == [["b0", "b1"], ["slow", "quick"]]
+    names = {}
+    for index, attempts in play_concurrently(parts, engine, Sampling(), Stopwatch()):
+        names[index] = [attempt.identity.trajectory_id for attempt in attempts]
+        assert {attempt.error for attempt in attempts} == {None}
+        handed_over.set()
+    assert list(names.items()) == [(1, ["b0", "b1"]), (0, ["slow", "quick"])]
     assert engine.verified == 2
 
 
 def test_no_more_attempts_are_alive_than_the_engine_has_use_for():
-    engine = Engine(capacity=3, seconds=0.01)
+    engine = Engine(capacity=3, together=3)
     played(engine, [begin(engine, Env(), f"a{i}") for i in range(12)])
     assert engine.most == 3
 
@@ -143,12 +159,12 @@ def test_an_environment_that_breaks_fails_its_own_attempt_alone():
 
 @pytest.mark.parametrize("where", ["engine", "environment"])
 def test_an_attempt_past_its_deadline_fails_and_leaves_a_row_that_is_whole(where):
-    engine = Engine(seconds=1.0 if where == "engine" else 0.0)
+    released = threading.Event()
+    engine = Engine(together=2 if where == "engine" else 1)  # a second one never asks
     engine.trajectory_seconds = 0.2
-    environment = Env(seconds=1.0 if where == "environment" else 0.0)
-    began = time.monotonic()
+    environment = Env(waits_for=released if where == "environment" else None)
     ((_, (late,)),), _ = played(engine, [begin(engine, environment, "a")])
-    assert time.monotonic() - began < 0.8
+    released.set()  # which nobody waited for
     (row,) = late.rows()
     assert (row.status, row.error) == ("failed", "the attempt took more than 0.2 seconds")
     assert len(row.response_ids) == len(row.loss_mask) == len(row.rollout_logprobs)
@@ -178,6 +194,7 @@ def test_an_environment_that_says_so_steps_one_episode_at_a_time():
 
 
 def test_the_time_in_which_anything_is_generated_is_counted_once():
-    engine = Engine(seconds=0.1)
+    engine = Engine(together=20)
     _, watch = played(engine, [begin(engine, Env(), f"a{i}") for i in range(20)])
-    assert 0.15 < watch.seconds["generate"] < 0.5
+    assert engine.most == 20
+    assert 0 < watch.seconds["generate"] < engine.asked_seconds / 2  # which counts twenty at once twenty times

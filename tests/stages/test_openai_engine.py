@@ -238,15 +238,14 @@ def test_nobody_listening_ends_short(rows, tmp_path):
 
 def test_grades_do_not_depend_on_how_many_are_asked_at_once(rows, tmp_path):
     tables, most = [], []
-    for concurrency in (1, 32):
+    for concurrency in (1, 16):
         out = tmp_path / str(concurrency)
-        with endpoint(lambda body: knows(body) if body["seed"] % 2 else "no", delay_seconds=0.01) as server:
+        with endpoint(lambda body: knows(body) if body["seed"] % 2 else "no", together=concurrency) as server:
             ask(server, rows(20), out, n_samples=2, openai={"concurrency": concurrency})
         tables.append((out / "part-00000.parquet").read_bytes())
         most.append(server.most_at_once)
     assert tables[0] == tables[1]
-    assert most[0] == 1
-    assert most[1] > 8
+    assert most == [1, 16]
 
 
 def test_endpoint_and_model_must_be_named():

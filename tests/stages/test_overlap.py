@@ -1,5 +1,6 @@
 """Training in a process of its own: followed by hand, overlapped by the loop, stopped and killed."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,13 +12,12 @@ import time
 
 import psutil
 import pytest
-from running import SMALL, as_flags, same_bytes, skyrl
+from running import GUARD_SECONDS, SMALL, as_flags, same_bytes, skyrl
 from tolerances import LOGITS, PASS, assert_close
 
 from nanoskyrl.stages.core.config import merge
 from nanoskyrl.stages.core.errors import EngineError, OutputError, SettingsError
 from nanoskyrl.stages.core.manifest import is_finished, read_manifest
-from nanoskyrl.stages.core.metrics import read_metrics
 from nanoskyrl.stages.core.rows import row_arrays
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.shards import read_parts
@@ -27,6 +27,7 @@ from nanoskyrl.stages.running.placement import gpus_of, placement_of
 from nanoskyrl.stages.running.run_settings import begin_run, settings_for
 from nanoskyrl.stages.running.session import Session
 from nanoskyrl.stages.running.standing_trainer import KEEPER, STOP_FILE, follow
+from nanoskyrl.stages.running.trainer_process import TrainerProcess
 
 LAGGED = merge(SMALL, {"run": {"lag": 1}, "loop": {"steps": 3}})
 APART = {"loop": {"gpus_generate": "cpu", "gpus_train": "cpu"}}
@@ -40,20 +41,19 @@ def whole(tmp_path_factory):
     return root
 
 
-def test_an_overlapped_loop_gives_the_bytes_of_one_that_goes_in_turns(whole, tmp_path):
-    seen = []
+def test_an_overlapped_loop_gives_the_bytes_of_one_that_goes_in_turns(whole, tmp_path, monkeypatch):
+    seen, order = [], []
+    for owner, name in ((Session, "rollout"), (TrainerProcess, "wait_for")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda of, step, name=name, real=real: (order.append((name, step)), real(of, step))[1]
+        )
     assert loop(Run(tmp_path / "run"), merge(LAGGED, APART), report=lambda step, _: seen.append(step)) == 3
     assert same_bytes(whole, tmp_path / "run") == []
     assert seen == [0, 1, 2]
-    starts = {
-        (line["stage"], line["step"]): line["time"] - line["timing/total"]
-        for line in read_metrics(tmp_path / "run" / "metrics.jsonl")
-        if "timing/total" in line
-    }
     # Rollout k + 1 needs policy k alone, which train k starts from: it does not wait for it.
-    ends = {(line["stage"], line["step"]): line["time"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")}
-    assert starts["rollout", 1] < ends["train", 0]
-    assert ends["train", 0] < starts["rollout", 2]
+    wanted = [("rollout", 0), ("rollout", 1), ("wait_for", 0), ("rollout", 2), ("wait_for", 1), ("wait_for", 2)]
+    assert order == wanted
 
 
 def follower(run, settings, **options):
@@ -97,7 +97,7 @@ def test_a_trainer_stops_where_it_is_told_to_and_takes_the_word_away(tmp_path):
         time.sleep(0.05)
         assert thread.is_alive()
     (run.root / STOP_FILE).touch()
-    thread.join(30)
+    thread.join(GUARD_SECONDS)
     assert found == {"done": 1}
     assert not (run.root / STOP_FILE).exists()
 
@@ -107,7 +107,7 @@ def test_a_second_trainer_of_a_run_is_refused(tmp_path):
     run.root.mkdir()
     with locked(run.root / STOP_FILE):  # as the first one holds it
         second, found = follower(run, LAGGED)
-        second.join(60)
+        second.join(GUARD_SECONDS)
     assert isinstance(found["error"], OutputError)
     assert "another trainer follows" in str(found["error"])
 
@@ -132,6 +132,12 @@ def test_a_run_remembers_nothing_of_a_trainer_that_was_refused(tmp_path):
     assert "train" not in settings_for(run)
 
 
+def holds_a_lock(process):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any(file.path.endswith(".lock") for file in process.open_files())
+    return False
+
+
 @pytest.mark.slow
 def test_the_command_ends_at_a_signal_and_with_whoever_keeps_it(tmp_path):
     (tmp_path / "run").mkdir()
@@ -145,9 +151,11 @@ def test_the_command_ends_at_a_signal_and_with_whoever_keeps_it(tmp_path):
     assert (left.returncode, last) == (0, "Stopped after 0 steps.")
     assert first.startswith(f"Following {tmp_path / 'run'}")
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        time.sleep(5)  # it waits by then
+        # It holds the run's lock by then, and hears signals.
+        while process.poll() is None and not holds_a_lock(psutil.Process(process.pid)):
+            time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(GUARD_SECONDS) == 0
 
 
 def test_a_trainer_that_fails_ends_the_loop_with_its_words(tmp_path):
@@ -166,11 +174,19 @@ def test_an_overlapped_loop_killed_anywhere_ends_with_the_same_bytes(whole, tmp_
         with subprocess.Popen(program, stderr=subprocess.DEVNULL) as process:
             while process.poll() is None and not (tmp_path / "run" / step / stage).exists():
                 time.sleep(0.01)
+            trainers = psutil.Process(process.pid).children()
             process.kill()
-        time.sleep(2)  # the trainer sees that its keeper is gone
+        psutil.wait_procs(trainers, timeout=GUARD_SECONDS)  # they see that their keeper is gone
     done = skyrl(*command)
     assert done.returncode == 0, done.stderr
     assert same_bytes(whole, tmp_path / "run") == []
+
+
+def runs(process):
+    """Say whether a process is there and has not ended: in a container, nobody may take note of an orphan's end."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 @pytest.mark.slow
@@ -185,8 +201,8 @@ def test_a_loop_that_is_terminated_stops_its_trainer_and_ends_with_the_same_byte
             started = psutil.Process(process.pid).children(recursive=True)
             assert any("--follow" in child.cmdline() for child in started)
             process.terminate()
-            _, said = process.communicate(timeout=60)
-        assert [child for child in started if child.is_running()] == []
+            _, said = process.communicate(timeout=GUARD_SECONDS)
+        assert [child for child in started if runs(child)] == []
         assert (process.returncode, said.splitlines()[-1]) == (130, "interrupted")
     done = skyrl(*command)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
 """Several processes and one word: the error of those that train together is told once."""
 
-import os
+import contextlib
 import signal
 import subprocess
 import sys
@@ -8,18 +8,28 @@ import time
 
 import psutil
 import pytest
-from running import SMALL, skyrl
+from running import GUARD_SECONDS, SMALL, as_from_a_terminal
 
 from nanoskyrl.stages.core.errors import NanoskyrlError
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.learning.process_group import launch
 from nanoskyrl.stages.running.session import Session
+from nanoskyrl_cli.main import run as run_command
 
 SCRIPT = """
-import os, signal, sys, time
-from nanoskyrl.stages.core.errors import InputError
+import atexit, os, signal, time
+from pathlib import Path
 from nanoskyrl_cli import main
 rank = int(os.environ["RANK"])
+place = Path(os.environ["NANOSKYRL_ERRORS"])
+left = [place / "00000.json", place / "00001.json"]
+def until(path):
+    while not path.exists():
+        time.sleep(0.01)
+def until_later_than(path):
+    until(path)
+    while (place / "clock").touch() or (place / "clock").stat().st_mtime_ns <= path.stat().st_mtime_ns:
+        time.sleep(0.01)
 def run():
 {body}
 main.run = run
@@ -36,7 +46,7 @@ def failure(body, processes=2):
 
 
 def test_a_process_killed_by_a_signal_is_named(capfd):
-    error = failure("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)")
+    error = failure("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\nsignal.pause()")
     assert str(error) == "process 1 of 2 was killed by signal 9"
     assert "memory" in str(error.hint)
     assert error.exit_code == 1
@@ -44,7 +54,12 @@ def test_a_process_killed_by_a_signal_is_named(capfd):
 
 
 def test_of_two_tracebacks_the_first_is_told(capfd):
-    error = failure("time.sleep(0 if rank else 0.05)\nraise RuntimeError(f'connection closed in {rank}')")
+    body = (
+        "if rank == 0: until_later_than(left[1])\n"
+        "else: atexit.register(until, left[0])\n"  # the end of one ends the other
+        "raise RuntimeError(f'connection closed in {rank}')"
+    )
+    error = failure(body)
     assert str(error).startswith("process 1 of 2 failed:\nTraceback")
     assert str(error).endswith("RuntimeError: connection closed in 1")
     assert capfd.readouterr().err == ""
@@ -52,9 +67,12 @@ def test_of_two_tracebacks_the_first_is_told(capfd):
 
 def test_a_reason_is_told_before_an_earlier_traceback():
     body = (
-        "if rank == 0: raise RuntimeError('connection closed')\n"
+        "if rank == 0:\n"
+        "    until(place / 'stays')\n"
+        "    raise RuntimeError('connection closed')\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "time.sleep(0.5)\n"
+        "(place / 'stays').touch()\n"
+        "until(left[0])\n"
         "return main._tell('the disk is full', 'Make room', 3)"
     )
     error = failure(body)
@@ -77,25 +95,43 @@ def run(tmp_path_factory):
     return run
 
 
-def test_an_error_of_all_processes_is_printed_once(run, tmp_path):
-    done = skyrl("train", "--run", run.root, "--num-processes", "2", "--algo", "ppo", "--out", tmp_path / "out")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: `ppo` takes advantages of `gae`")
-    assert done.stderr.count("error:") == done.stderr.count("hint:") == 1
-    assert len(done.stderr.splitlines()) == 3
+def test_an_error_of_all_processes_is_printed_once(run, tmp_path, capfd, monkeypatch):
+    words = ("train", "--run", run.root, "--num-processes", "2", "--algo", "ppo", "--out", tmp_path / "out")
+    monkeypatch.setattr(sys, "argv", ["skyrl", *map(str, words)])  # which the processes are given
+    assert run_command() == 2
+    said = capfd.readouterr().err
+    assert said.startswith("error: `ppo` takes advantages of `gae`")
+    assert said.count("error:") == said.count("hint:") == 1
+    assert len(said.splitlines()) == 3
 
 
-@pytest.mark.parametrize("started", [1, 2])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def ranks_of(launcher):
+    """Return which of the processes that train are there: those that have begun as Python."""
+    found = set()
+    for child in launcher.children():
+        with contextlib.suppress(psutil.Error):
+            found.add(child.environ().get("RANK"))
+    return found - {None}
+
+
+@pytest.mark.parametrize(
+    ("number", "started"),
+    [
+        (signal.SIGINT, 1), (signal.SIGTERM, 2),
+        *(pytest.param(*both, marks=pytest.mark.slow) for both in ((signal.SIGINT, 2), (signal.SIGTERM, 1))),
+    ],
+)  # fmt: skip
 def test_processes_that_are_interrupted_say_so_once_and_end(run, tmp_path, number, started):
     command = [
         sys.executable, "-m", "nanoskyrl_cli.main", "train", "--run", str(run.root), "--num-processes", "2",
         "--out", str(tmp_path / "out"),
     ]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
-        while len(psutil.Process(launcher.pid).children()) < started and launcher.poll() is None:
-            time.sleep(0.05)
-        os.kill(launcher.pid, number)
-        _, said = launcher.communicate(timeout=60)  # whoever is left over would hold the pipe
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=as_from_a_terminal
+    ) as launcher:
+        while launcher.poll() is None and len(ranks_of(psutil.Process(launcher.pid))) < started:
+            time.sleep(0.01)
+        launcher.send_signal(number)
+        _, said = launcher.communicate(timeout=GUARD_SECONDS)  # whoever is left over would hold the pipe
     assert said == "interrupted\n"
     assert launcher.returncode == 130

@@ -468,7 +468,7 @@ threading.Event().wait()
     os.kill(server, 0)
     parent.kill()
     parent.wait()
-    for _ in range(200):
+    for _ in range(3000):
         try:
             os.kill(server, 0)
         except ProcessLookupError:

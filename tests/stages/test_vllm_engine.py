@@ -49,7 +49,7 @@ class Fake:
         self.load_changes = 1.0
         self.ready = threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
-        assert self.ready.wait(10)
+        assert self.ready.wait(120)
 
     def _run(self):
         self.loop = asyncio.new_event_loop()
@@ -92,7 +92,7 @@ class Fake:
             request.transport.close()
             return web.Response()
         if spoilt == "slow":
-            await asyncio.sleep(5)
+            await asyncio.sleep(600)
         if spoilt == "restarted":  # another process under the same address, with the weights it began with
             self.name, self.digest, self.loads = "policy-2", None, 0
         if body["model"] != self.name:
@@ -123,7 +123,7 @@ def fake():
 def engine_for(*fakes, **changes):
     urls = tuple(fake.url for fake in fakes)
     return VllmEngine(
-        VllmConfig(**{"urls": urls, "self_test": 0, "request_seconds": 1.0, "start_seconds": 2.0, **changes})
+        VllmConfig(**{"urls": urls, "self_test": 0, "request_seconds": 120.0, "start_seconds": 120.0, **changes})
     )
 
 
@@ -141,13 +141,16 @@ def ask(engine, count=8, groups=1):
 
 
 @pytest.mark.parametrize("spoilt", ["500", "torn", "closed", "slow", "short", "abort", "restarted"])
-def test_what_comes_to_nothing_is_asked_again_and_nothing_is_lost_or_doubled(fake, engine, spoilt):
+def test_what_comes_to_nothing_is_asked_again_and_nothing_is_lost_or_doubled(fake, spoilt):
+    engine = engine_for(fake, request_seconds=1.0 if spoilt == "slow" else 120.0)
+    engine.load(STARTER)
     fake.spoil = [None, spoilt, None, spoilt if spoilt != "restarted" else None]
     found = ask(engine)
     assert [one.token_ids for one in found] == [[i, 2] for i in range(8)]
     assert all(one.error is None and one.rollout_logprobs.tolist() == [-0.5, -0.25] for one in found)
     assert engine.facts()["retries"] >= 1
     assert set(fake.seen) == set(range(8))
+    engine.close()
 
 
 def test_a_server_that_was_restarted_is_given_the_policy_before_it_is_asked_again(fake, engine):

@@ -78,7 +78,7 @@ def test_the_loop_by_hand_attaches_to_the_servers_of_its_run_which_are_watched_a
         pid = json.loads(file.read_bytes())["addresses"][0]["pid"]
     finally:
         serving.send_signal(signal.SIGTERM)
-        serving.wait(60)
+        serving.wait(300)
     assert serving.returncode == 0, serving.stderr.read()
     assert not file.exists()
     assert gone(pid)
