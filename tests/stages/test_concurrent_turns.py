@@ -136,7 +136,7 @@ def test_a_part_is_handed_over_when_it_is_done_and_attempts_keep_their_order():
         [begin(engine, Env(), "b0"), begin(engine, Env(), "b1")],
     ]
     names = {}
-    for index, attempts in play_concurrently(parts, engine, Sampling(), Stopwatch()):
+    for index, attempts in play_concurrently(parts, engine, SamplingParams(), Stopwatch()):
         names[index] = [attempt.identity.trajectory_id for attempt in attempts]
         assert {attempt.error for attempt in attempts} == {None}
         handed_over.set()
