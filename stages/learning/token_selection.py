@@ -46,7 +46,7 @@ def marked_tokens(
     with plugin_errors(f"algorithm `{algorithm.name}`"), torch.no_grad():
         picked = algorithm.marks(seen, config, random)
         if not isinstance(picked, torch.Tensor) or picked.shape != seen.mask.shape:
-            raise ValueError(f"its marks are no torch.Tensor of the shape {list(seen.mask.shape)}")
+            raise ValueError(f"its marks are no Tensor of the shape {list(seen.mask.shape)}")
     ends = np.cumsum([of.sum() for of in on])
     found: list[np.ndarray | None] = []
     for of, numbers in zip(on, np.split(picked[0].numpy(), ends[:-1]), strict=True):

@@ -17,6 +17,7 @@ from nanoskyrl.algos.estimators.base import EstimatorConfig
 from nanoskyrl.algos.off_policy import OffPolicyConfig
 from nanoskyrl.algos.surrogates.cov import ClipCovConfig, KlCovConfig
 from nanoskyrl.stages.advantage import Models, add_advantages
+from nanoskyrl.stages.core import code
 from nanoskyrl.stages.core.config import merge, stage_config
 from nanoskyrl.stages.core.errors import ConflictError, EngineError, InputError, SettingsError
 from nanoskyrl.stages.core.manifest import read_manifest
@@ -669,7 +670,11 @@ def test_an_algorithm_of_the_user_s_that_was_changed_is_another(grpo, mine, tmp_
     made = settings("of_the_user:GOOD", run={"lag": 1})
     Session(grpo, made).train(2, output=tmp_path / "train")
     assert Session(grpo, made).train(2, output=tmp_path / "train").up_to_date
-    mine.write_text(MINE + "\n")
+    mine.write_text(f"{MINE}\n# A comment.\n")
+    code._read.cache_clear()  # as in another process
+    assert Session(grpo, made).train(2, output=tmp_path / "train").up_to_date
+    mine.write_text(f"{MINE}\nMORE = 1\n")
+    code._read.cache_clear()
     with pytest.raises(ConflictError, match="plugins"):
         Session(grpo, made).train(2, output=tmp_path / "train")
 
