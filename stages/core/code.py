@@ -44,7 +44,8 @@ class OtherCode(ConflictError, UserWarning):
             modules: Those that changed since, or came or went.
             does: What follows, as `it stays`.
         """
-        more = f" and {len(modules) - 1} more modules" * (len(modules) > 1)
+        rest = len(modules) - 1
+        more = f" and {rest} more module{'s' * (rest > 1)}" * (rest > 0)
         super().__init__(
             f"`{place}` was made by other code, {does}: `{modules[0]}`{more} changed since",
             hint="Take `code.strict` out of the settings, or make it again with `--force`",
