@@ -14,8 +14,9 @@ Answer = Callable[[dict[str, Any]], Any]
 class Endpoint:
     """A running server, and what it was asked."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    url = ""
+
+    def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.most_at_once = 0
@@ -26,15 +27,10 @@ def endpoint(answer: Answer, *, together: int = 1) -> Iterator[Endpoint]:
     """Serve /v1/chat/completions while the block runs; nothing is answered before so many have asked at once."""
     import asyncio
 
-    import uvicorn
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse
 
-    app = FastAPI()
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    found = Endpoint(f"http://127.0.0.1:{port}/v1")
+    app, found = FastAPI(), Endpoint()
     now = [0]
     met = asyncio.Event()
 
@@ -63,13 +59,26 @@ def endpoint(answer: Answer, *, together: int = 1) -> Iterator[Endpoint]:
             "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
         }  # fmt: skip
 
+    with served(app) as address:
+        found.url = f"{address}/v1"
+        yield found
+
+
+@contextlib.contextmanager
+def served(app: Any) -> Iterator[str]:
+    """Serve an application in a thread while the block runs; its address."""
+    import uvicorn
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.01)
     try:
-        yield found
+        yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = server.force_exit = True  # clients keep connections open, which it would wait for
         thread.join(10)

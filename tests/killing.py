@@ -17,14 +17,16 @@ FORKS.set_forkserver_preload(
         "accelerate",
     ]
 )
+SPAWNED = multiprocessing.get_context("spawn")
+"""For commands that need nothing of it."""
 
 
-def kill_at(stage: str, count: int, arguments: Sequence[Any]) -> int | None:
+def kill_at(stage: str, count: int, arguments: Sequence[Any], *, context: Any = FORKS) -> int | None:
     """Run the command until a stage puts its n-th file in place; return how the process ended.
 
     The n-th file is written and synced, and not yet renamed. 1 is started.json, then come parts, then the manifest.
     """
-    process = FORKS.Process(target=_run, args=(stage, count, [str(argument) for argument in arguments]))
+    process = context.Process(target=_run, args=(stage, count, [str(argument) for argument in arguments]))
     process.start()
     process.join()
     return process.exitcode

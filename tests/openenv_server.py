@@ -1,13 +1,14 @@
-"""A real OpenEnv server for tests: `python openenv_server.py PORT` serves /guess and /move."""
+"""A real OpenEnv server for tests: `APP` offers /guess and /move."""
 
-import sys
-import time
+import threading
 
-import uvicorn
 from fastapi import FastAPI
 from openenv.core.env_server import create_fastapi_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
+
+OVER = threading.Event()
+"""Set when no test waits any longer."""
 
 
 class Guess(Action):
@@ -42,7 +43,7 @@ class GuessEnvironment(Environment):
         if action.text == "crash":
             raise ValueError("the world broke")
         if action.text == "hang":
-            time.sleep(600)
+            OVER.wait()
         if action.text == self.secret:
             return Seen(text="yes", reward=1.0, done=True)
         if self.steps >= 3:
@@ -87,8 +88,6 @@ class MoveEnvironment(Environment):
         return State()
 
 
-if __name__ == "__main__":
-    app = FastAPI()
-    for name, parts in {"guess": (GuessEnvironment, Guess, Seen), "move": (MoveEnvironment, Move, Spot)}.items():
-        app.mount(f"/{name}", create_fastapi_app(*parts, max_concurrent_envs=64, env_name="world"))
-    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+APP = FastAPI()
+for name, parts in {"guess": (GuessEnvironment, Guess, Seen), "move": (MoveEnvironment, Move, Spot)}.items():
+    APP.mount(f"/{name}", create_fastapi_app(*parts, max_concurrent_envs=64, env_name="world"))

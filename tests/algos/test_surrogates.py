@@ -22,7 +22,7 @@ from nanoskyrl.stages.core.registry import ALGOS, lookup
 
 ALL = [lookup("algo", name) for name in ALGOS]
 every = pytest.mark.parametrize("algorithm", ALL, ids=lambda algorithm: algorithm.name)
-EXAMPLES = 40  # for each of the algorithms, which share most of their code
+EXAMPLES = 25  # for each of the algorithms, which share most of their code
 MANY_MARKED = {
     "clip_cov": ClipCovConfig(clip_cov_ratio=0.5, clip_cov_lb=0.0), "kl_cov": KlCovConfig(kl_cov_ratio=0.5),
 }  # fmt: skip

@@ -4,7 +4,7 @@ import re
 import shlex
 
 import pytest
-from running import ROOT, skyrl
+from running import ROOT, skyrl, skyrl_here
 
 from nanoskyrl_cli.main import run
 
@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs" / "environments.md").read_text()
 def test_the_scripted_rollout_of_the_page_solves_everything(tmp_path, env, capsys):
     command = re.search(rf"^\$ (skyrl rollout --env {env} .*)$", PAGE, re.MULTILINE)[1]
     arguments = shlex.split(command)[1:]
-    done = skyrl(*arguments, "--train-batch-size", 64, "--n-samples-per-prompt", 1, "--run", tmp_path / "run")
+    done = skyrl_here(*arguments, "--train-batch-size", 64, "--n-samples-per-prompt", 1, "--run", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert "ended by stop 64" in done.stderr
     assert run(["score", "--run", str(tmp_path / "run")]) == 0

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from benches import rows_file
 from endpoints import endpoint
-from running import as_flags, data_file, skyrl
+from running import as_flags, data_file, skyrl_here as skyrl
 
 
 def lines(path, rows):

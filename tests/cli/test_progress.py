@@ -2,11 +2,10 @@
 
 import os
 import pty
-import subprocess
-import sys
+import threading
 
 import pytest
-from running import SMALL
+from running import SMALL, skyrl_here
 
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.running.session import Session
@@ -22,19 +21,23 @@ def run(tmp_path_factory):
     return run
 
 
-def on_a_terminal(*arguments):
-    """Run the command with a terminal as stderr; return its exit code, stdout, and what the terminal was sent."""
-    master, slave = pty.openpty()
-    command = [sys.executable, "-m", "nanoskyrl_cli.main", *map(str, arguments)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=slave, env={**os.environ, "TERM": "xterm"}) as child:
-        os.close(slave)
-        sent = b""
-        while piece := _read(master):
-            sent += piece
-        assert child.stdout is not None
-        printed = child.stdout.read()
-    os.close(master)
-    return child.returncode, printed.decode(), sent.decode(errors="replace")
+@pytest.fixture
+def on_a_terminal(monkeypatch):
+    """Return a runner of commands with a terminal as stderr; it also returns what the terminal was sent."""
+
+    def runs(*arguments):
+        monkeypatch.setenv("TERM", "xterm")
+        master, slave = pty.openpty()
+        sent = bytearray()
+        reader = threading.Thread(target=lambda: [sent.extend(piece) for piece in iter(lambda: _read(master), b"")])
+        reader.start()
+        with os.fdopen(slave, "w") as terminal:
+            done = skyrl_here(*arguments, stderr=terminal)
+        reader.join()
+        os.close(master)
+        return done, sent.decode(errors="replace")
+
+    return runs
 
 
 def _read(master):
@@ -44,12 +47,10 @@ def _read(master):
         return b""
 
 
-def test_compare_shows_on_a_terminal_whose_turn_it_is_and_elsewhere_nothing(run):
+def test_compare_shows_on_a_terminal_whose_turn_it_is_and_elsewhere_nothing(run, on_a_terminal):
     command = ("compare", "--run", run.root, "--algos", "grpo,sapo", "--limit", 1)
-    code, printed, sent = on_a_terminal(*command)
-    assert code == 0, sent
+    shown, sent = on_a_terminal(*command)
+    assert shown.returncode == 0, sent
     assert sent.index("compare: grpo, 1 of 2") < sent.index("compare: sapo, 2 of 2")
-    piped = subprocess.run(
-        [sys.executable, "-m", "nanoskyrl_cli.main", *map(str, command)], capture_output=True, text=True, check=True
-    )
-    assert (piped.stdout, piped.stderr) == (printed, "")
+    piped = skyrl_here(*command)
+    assert (piped.returncode, piped.stdout, piped.stderr) == (0, shown.stdout, "")

@@ -1,19 +1,13 @@
-"""`openenv` against a real OpenEnv server on loopback, in a process of its own."""
+"""`openenv` against a real OpenEnv server on loopback."""
 
+import importlib.util
 import json
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from pathlib import Path
 
 import pytest
+from endpoints import served
 from hypothesis import given, settings
 from nasty import TEXTS, actions, check_answered
-from running import skyrl
-
-pytest.importorskip("openenv.core.generic_client", reason="the extra `openenv` is not installed")
+from running import skyrl_here
 
 from nanoskyrl.envs.base import check_observation
 from nanoskyrl.envs.outside.openenv import OpenEnv, OpenEnvConfig
@@ -24,28 +18,19 @@ from nanoskyrl.stages.core.trajectory import Turn
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.score import ScoreConfig, score
 
-SERVER = Path(__file__).parent.parent / "openenv_server.py"
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("openenv") is None, reason="the extra `openenv` is not installed"
+)
 
 
 @pytest.fixture(scope="module")
 def server():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, str(SERVER), str(port)])
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(1200):
-            try:
-                urllib.request.urlopen(f"{url}/guess/health", timeout=60).close()
-                break
-            except OSError:
-                assert process.poll() is None, "the server did not start"
-                time.sleep(0.1)
-        yield url
-    finally:
-        process.kill()
-        process.wait()
+    """Return a server's address; it runs in a thread, for openenv takes 5 seconds to import."""
+    import openenv_server
+
+    with served(openenv_server.APP) as address:
+        yield address
+        openenv_server.OVER.set()
 
 
 def begun(server, kind="guess", task=7, **settings):
@@ -199,7 +184,7 @@ def test_a_server_that_is_not_there_is_one_clear_error(tmp_path):
         environment.start().reset(task, 0)
     with pytest.raises(SettingsError, match="no expert"):
         environment.expert(task)
-    done = skyrl("rollout", "--env", "openenv", "--engine", "scripted", "--run", tmp_path / "run")
+    done = skyrl_here("rollout", "--env", "openenv", "--engine", "scripted", "--run", tmp_path / "run")
     assert done.returncode == 2
     assert "error: `openenv.url` is not set" in done.stderr
 

@@ -44,14 +44,12 @@ def test_tasks_that_go_over_sets_of_strings_are_the_same_in_every_process():
         "from nanoskyrl.envs.worlds.text_math import reasoning\n"
         "print([(task.prompt, task.ground_truth) for task in reasoning.tasks('word_ladder', 'train', 3)])"
     )
-    printed = [
-        subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    ]  # fmt: skip
-    assert printed[0] == printed[1] != ""
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": "1"}, capture_output=True, text=True,
+        check=True,
+    ).stdout  # fmt: skip
+    here = [(task.prompt, task.ground_truth) for task in reasoning.tasks("word_ladder", "train", 3)]
+    assert elsewhere.splitlines()[-1] == str(here)
 
 
 @pytest.mark.slow

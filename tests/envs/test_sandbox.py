@@ -281,7 +281,7 @@ def test_programs_run_from_many_threads_at_once(backend):
     found: dict[int, Ran] = {}
 
     def run(i: int) -> None:
-        for j in range(i, 48, 12):
+        for j in range(i, 24, 12):
             found[j] = run_python(f"print({j})", backend=backend, limits=ROOMY)
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(12)]
@@ -289,7 +289,7 @@ def test_programs_run_from_many_threads_at_once(backend):
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {i: Ran(True, f"{i}\n", "", None) for i in range(48)}
+    assert found == {i: Ran(True, f"{i}\n", "", None) for i in range(24)}
 
 
 def test_a_program_that_sandlock_kills_without_a_word_is_run_once_more(monkeypatch, tmp_path):

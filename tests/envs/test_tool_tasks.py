@@ -2,12 +2,13 @@
 
 import json
 import os
+import sys
 import threading
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from running import skyrl
+from running import skyrl_here
 
 from nanoskyrl.envs.actions import ParsedCall, tool_calls
 from nanoskyrl.envs.bm25 import LEAST_CACHED, Index, cached_index
@@ -173,10 +174,13 @@ def test_a_session_of_python_exec_lasts_one_episode():
     assert "NameError" in other.step(print_x).observation
 
 
-def test_the_command_offers_tools_of_the_users(tmp_path):
+def test_the_command_offers_tools_of_the_users(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "mine.py").write_text('def twice(x: int) -> int:\n    """Double a number."""\n    return 2 * x\n')
     flags = ("--env", "tool_use", "--engine", "scripted", "--train-batch-size", 2, "--n-samples-per-prompt", 1)
-    done = skyrl("rollout", *flags, "--tools", "calculator,mine:twice", "--sandbox", "monty", cwd=tmp_path)
+    done = skyrl_here("rollout", *flags, "--tools", "calculator,mine:twice", "--sandbox", "monty")
+    sys.modules.pop("mine", None)
     assert done.returncode == 0, done.stderr
     manifest = json.loads((tmp_path / "runs/default/step-000000/rollout/_manifest.json").read_text())
     assert manifest["settings"]["tool_use"]["tools"] == ["calculator", "mine:twice"]

@@ -7,7 +7,7 @@ import signal
 import sys
 
 import pytest
-from killing import kill_at
+from killing import SPAWNED, kill_at
 from running import ROOT
 
 from nanoskyrl.stages.core.manifest import read_manifest
@@ -96,7 +96,10 @@ def test_settings_are_written_for_runs_on_this_machine_alone(capsys):
 
 def test_a_stage_that_was_killed_goes_on_without_being_told_again(here):
     told = ["--set", "rollout.train_batch_size=4", "--set", "rollout.rows_per_part=2", *QUICK]
-    assert kill_at("rollout", 4, ["rollout", *told, "--env", "tool_use"]) == -signal.SIGKILL
+    assert (
+        kill_at("rollout", 4, ["rollout", *told, "--env", "tool_use", "--engine", "scripted"], context=SPAWNED)
+        == -signal.SIGKILL
+    )
     assert skyrl(["rollout"]) == 0
     manifest = read_manifest(here / "runs" / "default" / "step-000000" / "rollout")
     assert (manifest.settings["rollout"]["env"], len(manifest.parts)) == ("tool_use", 4)

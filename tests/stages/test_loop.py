@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 from killing import kill_at
-from running import ROOT, SMALL, as_flags, same_bytes, skyrl
+from running import ROOT, SMALL, as_flags, same_bytes, skyrl, skyrl_here
 from tolerances import LOGITS, PASS, assert_close
 
 from nanoskyrl.stages.core.config import merge
@@ -169,7 +169,7 @@ def test_a_run_killed_in_every_stage_ends_with_the_bytes_of_an_unbroken_one(whol
     for stage, count in (("rollout", 3), ("score", 2), ("advantage", 4), ("train", 3), ("sync", 2), ("train", 1)):
         assert kill_at(stage, count, command) == -signal.SIGKILL
         assert not is_finished(tmp_path / "killed" / "step-000001" / "sync")
-    done = skyrl(*command)
+    done = skyrl_here(*command)
     assert done.returncode == 0, done.stderr
     assert same_bytes(whole, tmp_path / "killed") == []
     assert not list((tmp_path / "killed").rglob("*.tmp"))
@@ -196,6 +196,7 @@ def test_a_second_loop_in_a_run_is_refused_while_the_first_is_at_work(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_training_adapters_prints_no_warning_of_the_libraries(tmp_path):
     small = {**SMALL, "loop": {"steps": 1}, "train": {"lora_rank": 2}}
     done = skyrl("loop", "--run", tmp_path / "run", *as_flags(small))

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bitsandbytes.nn import Linear4bit
 from peft import PeftModel
 from running import SMALL, skyrl
 from tiny_models import rows
@@ -203,6 +202,8 @@ def test_training_that_fails_leaves_the_old_output_and_what_follows_an_unfinishe
 
 
 def test_adapters_on_weights_in_4_bits_go_on_with_the_same_bytes_and_load_in_peft(tmp_path):
+    from bitsandbytes.nn import Linear4bit  # a second of imports, in one process of tests and not in each
+
     given = OptimizerConfig(quantization="nf4", lora_rank=4, optimizer="adamw_8bit", lr=1e-2)
     canary = list(range(20, 60))
     learner = Learner(given)

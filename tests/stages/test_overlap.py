@@ -159,9 +159,10 @@ def test_the_command_ends_at_a_signal_and_with_whoever_keeps_it(tmp_path):
 
 
 def test_a_trainer_that_fails_ends_the_loop_with_its_words(tmp_path):
-    settings = merge(LAGGED, APART, {"train": {"lora_rank": 4000}})
-    with pytest.raises(EngineError, match=r"the trainer ended with 2 before step 0 was trained: error: .*lora_rank"):
-        loop(Run(tmp_path / "run"), settings)
+    run = Run(tmp_path / "run")
+    told = r"the trainer ended with 1 before step 0 was trained: error: another trainer follows the run"
+    with locked(run.root / STOP_FILE), pytest.raises(EngineError, match=told):
+        loop(run, merge(LAGGED, APART))
 
 
 @pytest.mark.slow

@@ -37,6 +37,12 @@ main.main()
 """
 
 
+@pytest.fixture(autouse=True)
+def no_threads_named(monkeypatch):
+    """Leave the number of threads to `launch`, as a user does."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
 def failure(body, processes=2):
     """Return the error of processes that run this."""
     lines = "\n".join(f"    {line}" for line in body.splitlines())
@@ -95,6 +101,7 @@ def run(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_an_error_of_all_processes_is_printed_once(run, tmp_path, capfd, monkeypatch):
     words = ("train", "--run", run.root, "--num-processes", "2", "--algo", "ppo", "--out", tmp_path / "out")
     monkeypatch.setattr(sys, "argv", ["skyrl", *map(str, words)])  # which the processes are given

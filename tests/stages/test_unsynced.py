@@ -60,15 +60,27 @@ def test_what_other_settings_would_not_give_is_outdated_and_the_rest_is_not(chan
     assert contents(ahead) == before
 
 
-def test_a_forced_loop_makes_again_what_is_ahead_whichever_way_it_runs(ahead, tmp_path):
-    for name, way in (("turns", {}), ("apart", APART)):
-        shutil.copytree(ahead.root, tmp_path / name)
-        assert loop(Run(tmp_path / name), merge(LAGGED, COOLER, way), force=True) == 2
-        assert settings_for(Run(tmp_path / name))["rollout"]["temperature"] == 0.9
-    assert same_bytes(tmp_path / "turns", tmp_path / "apart") == []
-    for step, temperature in enumerate((1.0, 0.9, 0.9)):
-        made = read_manifest(Run(tmp_path / "apart").stage(step, "rollout"))
-        assert made.settings["rollout"]["temperature"] == temperature
+@pytest.fixture(scope="module")
+def cooler(ahead, tmp_path_factory):
+    """The same run after a forced loop under other settings, one stage after the other."""
+    run = Run(tmp_path_factory.mktemp("runs") / "turns")
+    shutil.copytree(ahead.root, run.root)
+    assert loop(run, merge(LAGGED, COOLER), force=True) == 2
+    return run
+
+
+def test_a_forced_loop_makes_again_what_is_ahead(cooler):
+    assert settings_for(cooler)["rollout"]["temperature"] == 0.9
+    made = [read_manifest(cooler.stage(step, "rollout")).settings["rollout"]["temperature"] for step in range(3)]
+    assert made == [1.0, 0.9, 0.9]
+
+
+@pytest.mark.slow
+def test_a_forced_loop_makes_the_same_again_beside_its_trainer(ahead, cooler, tmp_path):
+    shutil.copytree(ahead.root, tmp_path / "apart")
+    assert loop(Run(tmp_path / "apart"), merge(LAGGED, COOLER, APART), force=True) == 2
+    assert settings_for(Run(tmp_path / "apart"))["rollout"]["temperature"] == 0.9
+    assert same_bytes(cooler.root, tmp_path / "apart") == []
 
 
 def test_a_forced_loop_keeps_what_was_made_under_the_same_settings(ahead, tmp_path):
