@@ -66,7 +66,8 @@ class VllmConfig:
     tries: int = 5
     """How often a request is made before the rollout gives up; each goes to a server that answers."""
     self_test: int = 4
-    """Sequences whose log-probs are compared with transformers' when servers are met for the first time; 0: none."""
+    """Sequences whose log-probs are compared with transformers' where no sums of weights can be taken: of servers that
+    we did not start, or that spread a model over GPUs; 0: none."""
     self_test_tolerance: float | None = None
     """Largest mean gap in nats of that test; None: 1e-3 in float32, 0.05 in bfloat16."""
 

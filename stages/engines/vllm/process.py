@@ -34,6 +34,8 @@ from nanoskyrl.stages.engines.vllm.memory import kv_cache_bytes
 PYTHON = "NANOSKYRL_VLLM_PYTHON"
 """Names a Python that has vLLM, where it is not this one."""
 OLDEST = (0, 26)
+SERVER_KEEP_ALIVE_SECONDS = 60
+"""How long a server keeps an idle connection: far longer than its clients, who must be the ones to close it."""
 RESTARTS, WITHIN_SECONDS = 5, 1800.0
 """A server that has to be started again more often than this is given up."""
 WORKER = Path(__file__).with_name("worker.py")
@@ -175,6 +177,7 @@ def server_environment(gpus: Sequence[int], key: str, scratch: Path) -> dict[str
     found = {
         "PYTHONPATH": path, "VLLM_API_KEY": key, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(SERVER_KEEP_ALIVE_SECONDS),
     }  # fmt: skip
     if gpus:
         return {**found, "CUDA_VISIBLE_DEVICES": visible(gpus)}
