@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tolerances import LOGITS, PASS, assert_close
+from vllm_servers import CONFIG, missing
 
 from nanoskyrl.envs.base import Observation, Step, Task
 from nanoskyrl.stages.core.errors import EngineError, ProofError
@@ -28,7 +29,6 @@ from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.engines.base import HfConfig, Request, SamplingParams
 from nanoskyrl.stages.engines.hf import HfEngine
 from nanoskyrl.stages.engines.vllm.client import Client
-from nanoskyrl.stages.engines.vllm.config import VllmConfig
 from nanoskyrl.stages.engines.vllm.engine import VllmEngine
 from nanoskyrl.stages.engines.vllm.process import find_installation
 from nanoskyrl.stages.models.loading import load_model
@@ -37,21 +37,9 @@ from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.sync import deliver
 
 STARTER = resolve_policy("starter")
-CONFIG = VllmConfig(gpus="cpu", max_num_seqs=64, kv_cache_gib=0.25, start_seconds=240)
 SMALL = RolloutConfig(
     engine="vllm", train_batch_size=6, n_samples_per_prompt=4, max_generate_length=32, rows_per_part=8
 )
-
-
-def missing():
-    """Return why there is no vLLM for CPUs to test with, or None."""
-    try:
-        found = find_installation()
-    except EngineError as error:
-        return f"{error}: {error.hint}"
-    if not found.for_cpu:
-        return f"vLLM {found.version} is not the build for CPUs"
-    return None
 
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -460,7 +448,6 @@ def test_a_server_ends_with_the_process_that_started_it_however_that_ends(tmp_pa
     program = f"""
 from pathlib import Path
 from nanoskyrl.stages.engines.vllm.client import Client
-from nanoskyrl.stages.engines.vllm.config import VllmConfig
 from nanoskyrl.stages.engines.vllm.engine import VllmEngine
 import threading
 engine = VllmEngine(VllmConfig(gpus="cpu"))

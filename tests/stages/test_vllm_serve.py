@@ -9,22 +9,17 @@ import time
 
 import pytest
 from running import SMALL, as_flags, skyrl
+from vllm_servers import missing
 
-from nanoskyrl.stages.core.errors import EngineError
 from nanoskyrl.stages.core.manifest import read_manifest
-from nanoskyrl.stages.engines.vllm.process import find_installation
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(autouse=True)
 def _installed():
-    try:
-        found = find_installation()
-    except EngineError as error:
-        pytest.skip(f"{error}: {error.hint}")
-    if not found.for_cpu:
-        pytest.skip(f"vLLM {found.version} is not the build for CPUs")
+    if reason := missing():
+        pytest.skip(reason)
 
 
 def wait_for(condition, what, seconds=240):
