@@ -135,15 +135,9 @@ def agrees(engine, policy, prompt):
     return float((nats - torch.from_numpy(found.rollout_logprobs)).abs().max())
 
 
-def test_a_rollout_is_written_and_its_log_probs_are_those_of_transformers(engine, tmp_path, capsys):
-    manifest = rollout(STARTER, tmp_path / "rollout", SMALL, engine=engine, log=MetricsLog(tmp_path / "m.jsonl"))
+def test_a_rollout_is_written_and_its_log_probs_are_those_of_transformers(engine, tmp_path):
+    manifest = rollout(STARTER, tmp_path / "rollout", SMALL, engine=engine)
     assert (manifest.rows_out, manifest.dropped, len(manifest.parts)) == (24, {}, 3)
-    (line,) = read_metrics(tmp_path / "m.jsonl")
-    gap = line["rollout/engine/self_test_gap/mean"]
-    largest = line["rollout/engine/self_test_gap/max"]
-    with capsys.disabled():
-        print(f"\nvLLM against transformers: mean gap {gap:.2g} nats, largest {largest:.2g}")
-    assert gap < 1e-4
     rows = [
         row
         for table in read_parts(tmp_path / "rollout", read_manifest(tmp_path / "rollout"))
@@ -447,7 +441,7 @@ def test_a_server_killed_in_mid_rollout_is_started_again_and_nothing_is_lost_or_
 def test_a_server_ends_with_the_process_that_started_it_however_that_ends(tmp_path):
     program = f"""
 from pathlib import Path
-from nanoskyrl.stages.engines.vllm.client import Client
+from nanoskyrl.stages.engines.vllm.config import VllmConfig
 from nanoskyrl.stages.engines.vllm.engine import VllmEngine
 import threading
 engine = VllmEngine(VllmConfig(gpus="cpu"))

@@ -176,7 +176,7 @@ def server_environment(gpus: Sequence[int], key: str, scratch: Path) -> dict[str
     path = os.pathsep.join(filter(None, [str(scratch), os.environ.get("PYTHONPATH", "")]))
     found = {
         "PYTHONPATH": path, "VLLM_API_KEY": key, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(SERVER_KEEP_ALIVE_SECONDS),
     }  # fmt: skip
     if gpus:
