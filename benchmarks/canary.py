@@ -45,7 +45,7 @@ def draw(runs: list[Run], target: Path) -> None:
         axes.plot(list(held), list(held.values()), "o-", color=color, label=f"{run.root.name}, held-out")
     axes.set(xlabel="step", ylabel="success", ylim=(0, 1))
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="center right")
     figure.savefig(target, dpi=140)
 
 

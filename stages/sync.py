@@ -30,7 +30,7 @@ class SyncConfig:
     """Engine that takes the weights; None: vllm where rollout uses it, else hf."""
     tolerance: float | None = None
     """Nats by which the engine's canary log-probs may differ from the trainer's, mean weighted by probability; None:
-    1e-4, 0.1 for servers in bfloat16, any after training on weights in 4 bits. More is refused where no sums of
+    1e-4, 0.06 for servers in bfloat16, any after training on weights in 4 bits. More is refused where no sums of
     weights prove that they arrived, else it is told."""
 
     def __post_init__(self) -> None:

@@ -142,7 +142,7 @@ def _weights_that_act(path: Path) -> tuple[str, ...]:
     from safetensors import safe_open
 
     base, file = weights_digest(find_base(path)), path / "adapter_model.safetensors"
-    with safe_open(file, framework="np") as opened:
+    with safe_open(file, framework="pt") as opened:  # numpy has no bfloat16
         # What is added is B times A, besides which an adapter may hold whole layers.
         adds = any(
             "lora_A" not in name and opened.get_tensor(name).any()

@@ -32,6 +32,7 @@ from nanoskyrl.stages.engines.vllm.client import Client
 from nanoskyrl.stages.engines.vllm.engine import VllmEngine
 from nanoskyrl.stages.engines.vllm.process import find_installation
 from nanoskyrl.stages.models.loading import load_model
+from nanoskyrl.stages.models.logprobs import sequence_logprobs
 from nanoskyrl.stages.models.policy import PolicyInfo, policy_digest, resolve_policy, write_info
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.sync import deliver
@@ -125,8 +126,6 @@ def rows_of(directory):
 
 def agrees(engine, policy, prompt):
     """Return the largest gap between sampled log-probs and transformers'."""
-    from nanoskyrl.stages.models.logprobs import sequence_logprobs
-
     (found,) = engine.generate([Request(prompt_ids=prompt, seed=5, max_tokens=24)], SamplingParams())
     model = load_model(policy, dtype=torch.float32, device="cpu").eval()
     ids = torch.tensor([[*prompt, *found.token_ids]])
@@ -145,6 +144,12 @@ def test_a_rollout_is_written_and_its_log_probs_are_those_of_transformers(engine
     ]
     assert len({row["trajectory_id"] for row in rows}) == 24
     assert {row["policy_digest"] for row in rows} == {policy_digest(STARTER)}
+    model = load_model(STARTER, dtype=torch.float32, device="cpu").eval()
+    for row in rows[:8]:
+        ids = torch.tensor([[*row["prompt_ids"], *row["response_ids"]]])
+        with torch.inference_mode():
+            nats = sequence_logprobs(model, ids, torch.ones_like(ids), temperature=1.0).logprobs[0]
+        assert_close(nats[len(row["prompt_ids"]) - 1 :], row["rollout_logprobs"], PASS, scale=LOGITS)
 
 
 def test_a_rollout_run_again_samples_the_same_tokens(engine, tmp_path):

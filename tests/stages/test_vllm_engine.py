@@ -332,9 +332,27 @@ def test_servers_that_share_a_gpu_are_told_their_share_of_its_memory(monkeypatch
     assert found[found.index("--gpu-memory-utilization") + 1] == "0.4500"
     assert int(found[found.index("--kv-cache-memory-bytes") + 1]) == 31 * (1 << 30) - 1024  # half of 72, less 5
     alone = server_arguments(tmp_path, VllmConfig(), cpu=False, port=1, name="n", adapters=False)
-    assert "--kv-cache-memory-bytes" not in alone
+    # A server that measured would count what others on its GPU take and give back meanwhile.
+    assert int(alone[alone.index("--kv-cache-memory-bytes") + 1]) == 67 * (1 << 30) - 1024
+    small = server_arguments(tmp_path, VllmConfig(gpu_memory=0.15), cpu=False, port=1, name="n", adapters=False)
+    assert "--kv-cache-memory-bytes" not in small  # 7 GiB by our allowance; it measures
     with pytest.raises(SettingsError, match="15 servers do not fit a GPU"):
         server_arguments(tmp_path, VllmConfig(servers_per_gpu=15), cpu=False, port=1, name="n", adapters=False)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "changes", "compiled"),
+    [
+        (0.5, {}, False), (3, {}, True), (0.5, {"compile": True}, True), (3, {"compile": False}, False),
+        (0.5, {"args": ("-O3",)}, True), (0.5, {"eager": True}, True),
+    ],
+)  # fmt: skip
+def test_small_models_are_not_compiled_and_have_their_graphs(monkeypatch, tmp_path, gigabytes, changes, compiled):
+    monkeypatch.setattr(vllm_memory, "driver_lines", lambda: ["H100, 580.1, 81920 MiB"])
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(int(gigabytes * (1 << 30)))
+    found = server_arguments(tmp_path, VllmConfig(**changes), cpu=False, port=1, name="n", adapters=False)
+    assert ("-cc.mode=0" not in found) == compiled
 
 
 @pytest.mark.parametrize(

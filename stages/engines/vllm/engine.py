@@ -26,7 +26,7 @@ from nanoskyrl.stages.models.policy import frame_digest, policy_digest, text_con
 from nanoskyrl.stages.models.rendering import Renderer
 
 T = TypeVar("T")
-BFLOAT16_CANARY = 0.1
+BFLOAT16_CANARY = 0.06
 """As `canary_tolerance`, for servers in bfloat16; docs/generation.md has what was seen."""
 
 
