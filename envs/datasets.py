@@ -3,8 +3,9 @@
 Columns, by the first name that is there: the prompt under `prompt`, `question` or
 `problem` (text, or a list of messages); the ground truth under `ground_truth`, `final`,
 `answer` or `solution` (GSM8K's text after `####` if it has one, MATH's last box), or inside
-`reward_spec` (SkyRL) or `reward_model` (verl). `id` or `task_id` names the task;
-`env_class` (SkyRL) or `data_source` (verl) is kept as its kind.
+`reward_spec` (SkyRL) or `reward_model` (verl); a list, or an object that `golds.py` knows, holds
+several that are right. `id` or `task_id` names the task; `env_class` (SkyRL) or `data_source`
+(verl) is kept as its kind.
 
 `hub:OWNER/NAME`, with `:CONFIG` and `@REVISION` where wanted, names a data set of the hub; the
 split train or test is that of the same name. Without a revision, a later run may see other rows.
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from nanoskyrl.envs.base import Message, Task
-from nanoskyrl.envs.graders.grade_math import last_box
+from nanoskyrl.envs.graders.golds import golds_of
+from nanoskyrl.envs.graders.reading import last_box
 from nanoskyrl.stages.core.digests import digest_json
 from nanoskyrl.stages.core.errors import InputError, told_as
 from nanoskyrl.stages.core.storage import as_path
@@ -146,7 +148,7 @@ def _task(row: dict[str, Any], place: str, split: str) -> Task:
     prompt = next((row[key] for key in PROMPT_KEYS if row.get(key)), None)
     if prompt is None:
         raise InputError(f"{place} has no prompt", hint=f"Add one of the columns {', '.join(PROMPT_KEYS)}")
-    truth = _truth(row)
+    truth = _truth(row, place)
     if truth is None:
         raise InputError(
             f"{place} has no ground truth",
@@ -166,16 +168,25 @@ def _task(row: dict[str, Any], place: str, split: str) -> Task:
     )
 
 
-def _truth(row: dict[str, Any]) -> str | None:
+def _truth(row: dict[str, Any], place: str) -> str | list[str] | None:
+    """Return the right answer, or all of them where a column holds a list or an object."""
     value = next((row[key] for key in TRUTH_KEYS if row.get(key) is not None), None)
     if value is None:
         nested = (_as_dict(row.get(key)).get("ground_truth") for key in NESTED_TRUTH_KEYS)
         value = next((truth for truth in nested if truth is not None), None)
     if value is None:
         return None
-    if "####" not in str(value) and (boxed := last_box(str(value))) is not None:
+    with told_as(
+        InputError, f"the ground truth of {place}", ValueError, hint="Give a text, a list of texts, or a known object"
+    ):
+        texts = [_answer_of(text) for text in golds_of(value if isinstance(value, list | dict) else str(value))]
+    return texts if len(texts) > 1 else texts[0]
+
+
+def _answer_of(text: str) -> str:
+    if "####" not in text and (boxed := last_box(text)) is not None:
         return boxed
-    return str(value).rsplit("####", 1)[-1].strip()
+    return text.rsplit("####", 1)[-1].strip()
 
 
 def _as_dict(value: Any) -> dict[str, Any]:

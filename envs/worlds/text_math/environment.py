@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from nanoskyrl.envs.actions import final_answer
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import data_of, read_tasks
-from nanoskyrl.envs.graders.kinds import ANSWERED, answer_verdict, unanswered
+from nanoskyrl.envs.graders.golds import golds_of
+from nanoskyrl.envs.graders.kinds import ANSWERED, answer_in, answer_verdict, unanswered
+from nanoskyrl.envs.graders.reading import REASONING, Marks
 from nanoskyrl.envs.tools import replies_to
 from nanoskyrl.envs.worlds.text_math import reasoning
 from nanoskyrl.envs.worlds.text_math.problems import MAX_LEVEL, generate
@@ -39,6 +40,9 @@ class TextMathConfig:
     """A .jsonl or .parquet file of prompts and ground truths, in place of generated tasks."""
     test_data: str | None = None
     """Such a file for split test; None: `data` serves both splits, and nothing is held out."""
+
+    reasoning_marks: tuple[tuple[str, str], ...] = REASONING
+    """Pairs of texts between which a policy thinks; nothing there is an answer."""
 
     def __post_init__(self) -> None:
         """Refuse levels that do not exist and weights that are no share."""
@@ -79,16 +83,17 @@ class TextMath:
 
     def start(self) -> "TextMathEpisode":
         """Return a fresh episode."""
-        return TextMathEpisode()
+        return TextMathEpisode(self.config.reasoning_marks)
 
     def score(self, trajectory: Trajectory) -> Score:
         """Reward the right answer, and an answer in tags; success is the right answer."""
         if which := trajectory.metadata.get("reasoning_gym"):
-            answer = final_answer(trajectory.turns[-1].action) if trajectory.turns else None
+            action = trajectory.turns[-1].action if trajectory.turns else ""
+            answer = answer_in(action, None, self.config.reasoning_marks)
             mark, right = reasoning.verdict(which, answer)
             answered = answer is not None
         else:
-            answered, right = answer_verdict(trajectory)
+            answered, right = answer_verdict(trajectory, self.config.reasoning_marks)
             mark = float(right)
         tidy = answered and trajectory.status == "completed"
         weight = self.config.format_weight
@@ -100,15 +105,16 @@ class TextMath:
 
     def expert(self, task: Task) -> list[str]:
         """Answer at once."""
-        return [f"<answer>{task.ground_truth}</answer>"]
+        return [f"<answer>{golds_of(task.ground_truth)[0]}</answer>"]
 
 
 class TextMathEpisode:
     """Ask, and end with the first reply."""
 
-    def __init__(self) -> None:
+    def __init__(self, reasoning_marks: Marks) -> None:
         """Begin without a question."""
         self._grader: str | None = None
+        self._marks = reasoning_marks
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Pose the question."""
@@ -118,7 +124,7 @@ class TextMathEpisode:
 
     def step(self, action: str) -> Step:
         """End: whatever was written is the answer, or it holds none, and that is recorded."""
-        calls = unanswered(action, self._grader)
+        calls = unanswered(action, self._grader, self._marks)
         return Step(messages=replies_to(calls, "user"), done=True, tool_calls=calls)
 
     def close(self) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END, tool_calls
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import data_of, read_tasks
+from nanoskyrl.envs.graders.golds import golds_of
 from nanoskyrl.envs.graders.kinds import ANSWERED, NO_ANSWER, answer_verdict, unanswered
+from nanoskyrl.envs.graders.reading import REASONING
 from nanoskyrl.envs.sandbox.base import BACKENDS, choose
 from nanoskyrl.envs.tools import Tool, carry_out_all, offer, replies_to
 from nanoskyrl.envs.worlds.text_math.environment import INSTRUCTION
@@ -59,6 +61,8 @@ class ToolUseConfig:
     """Where python_exec runs: monty, sandlock, bwrap, or auto, the first that works here."""
     python_session: bool = False
     """Whether a program of python_exec goes on from the names of the one before; only monty can."""
+    reasoning_marks: tuple[tuple[str, str], ...] = REASONING
+    """Pairs of texts between which a policy thinks; nothing there is an answer."""
 
     def __post_init__(self) -> None:
         """Refuse kinds of tasks and levels that do not exist."""
@@ -141,7 +145,7 @@ class ToolUse:
 
     def score(self, trajectory: Trajectory) -> Score:
         """Reward the right answer, and valid calls; an answer inside a tool's words does not count."""
-        answered, right = answer_verdict(trajectory)
+        answered, right = answer_verdict(trajectory, self.config.reasoning_marks)
         records = [call for turn in trajectory.turns for call in turn.tool_calls]
         calls = [call for call in records if call.error != NO_ANSWER]
         valid = bool(calls) and all(call.ok for call in calls)
@@ -160,7 +164,7 @@ class ToolUse:
         plan = self._plans.get(name)
         turns = plan.turns if plan else ()
         actions = ["".join(f"{TOOL_CALL}{written(call)}{TOOL_CALL_END}" for call in calls) for calls in turns]
-        return [*actions, f"<answer>{task.ground_truth}</answer>"]
+        return [*actions, f"<answer>{golds_of(task.ground_truth)[0]}</answer>"]
 
 
 def _corpus(config: ToolUseConfig) -> Corpus:
@@ -196,7 +200,7 @@ class ToolUseEpisode:
         """Carry out the calls; without any, the episode ends, and a missing answer is recorded."""
         written = tool_calls(action)
         if not written:
-            missing = unanswered(action, self._grader) if self.in_tags else []
+            missing = unanswered(action, self._grader, self.environment.config.reasoning_marks) if self.in_tags else []
             return Step(messages=replies_to(missing), done=True, tool_calls=missing)
         calls, replies = carry_out_all(written, self.tools, MAX_CALLS)
         self._notes += [
