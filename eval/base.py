@@ -32,7 +32,7 @@ class BenchConfig:
     """What every benchmark can be told."""
 
     data: str | None = None
-    """A .parquet, .jsonl or .csv file in the benchmark's own columns; None: the hub."""
+    """A file or folder in the benchmark's own columns; None: the hub."""
     prompt: str | None = None
     """A text file with `{question}` in it that takes the place of our words, to ask in others'."""
     reasoning_marks: tuple[tuple[str, str], ...] = REASONING

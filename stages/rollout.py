@@ -16,7 +16,7 @@ from nanoskyrl.envs.datasets import HUB
 from nanoskyrl.envs.memory import KINDS as MEMORIES, Memory
 from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain
-from nanoskyrl.stages.core.digests import digest_file, digest_text
+from nanoskyrl.stages.core.digests import digest_path, digest_text
 from nanoskyrl.stages.core.errors import SettingsError, check_numbers, check_words
 from nanoskyrl.stages.core.manifest import Head, Manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
@@ -225,7 +225,7 @@ def files_of(config: Any) -> dict[str, str]:
     """Return the digest of every file that the settings name."""
     # What the hub holds under a name is told by its revision, which is part of the name.
     return {
-        key: digest_text(value) if value.startswith(HUB) else digest_file(as_path(value))
+        key: digest_text(value) if value.startswith(HUB) else digest_path(as_path(value))
         for key, value in to_plain(config).items()
         if key in FILES and value is not None
     }

@@ -5,7 +5,7 @@ set. Level 1 of addition, two numbers from 0 to 99, is the starter policy's own.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from nanoskyrl.envs.base import Observation, Score, Step, Task
@@ -37,10 +37,12 @@ class TextMathConfig:
     format_weight: float = 0.1
     """Part of the reward given for an answer in tags; the rest is for the right one."""
     data: str | None = None
-    """A .jsonl or .parquet file of prompts and ground truths, in place of generated tasks."""
+    """A file or folder of prompts and ground truths, in place of generated tasks; what `datasets` reads is read."""
     test_data: str | None = None
     """Such a file for split test; None: `data` serves both splits, and nothing is held out."""
 
+    columns: dict[str, str] = field(default_factory=dict)
+    """Columns of the data set by what they hold (prompt, answer, id or kind): { prompt = "frage" }."""
     reasoning_marks: tuple[tuple[str, str], ...] = REASONING
     """Pairs of texts between which a policy thinks; nothing there is an answer."""
 
@@ -75,7 +77,7 @@ class TextMath:
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the tasks of `train` or `test`; a data set serves both, unless `test_data` names another."""
         if (data := data_of(split, self.config.data, self.config.test_data)) is not None:
-            return read_tasks(data, split)
+            return read_tasks(data, split, self.config.columns)
         count = self.config.n_test if split == "test" else self.config.n_train
         if self.config.family.startswith(reasoning.PREFIX):
             return reasoning.tasks(self.config.family.removeprefix(reasoning.PREFIX), split, count)

@@ -6,7 +6,7 @@ tool says as a `tool` message, and ends with its answer in `<answer>` tags.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END, tool_calls
@@ -61,6 +61,8 @@ class ToolUseConfig:
     """Where python_exec runs: monty, sandlock, bwrap, or auto, the first that works here."""
     python_session: bool = False
     """Whether a program of python_exec goes on from the names of the one before; only monty can."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Columns of the data set by what they hold (prompt, answer, id or kind): { prompt = "frage" }."""
     reasoning_marks: tuple[tuple[str, str], ...] = REASONING
     """Pairs of texts between which a policy thinks; nothing there is an answer."""
 
@@ -114,7 +116,7 @@ class ToolUse:
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the tasks of `train` or `test`; kinds take turns while they last."""
         if (data := data_of(split, self.config.data, self.config.test_data)) is not None:
-            return read_tasks(data, split)
+            return read_tasks(data, split, self.config.columns)
         count = self.config.n_test if split == "test" else self.config.n_train
         share = -(-count // len(self.config.kinds))
         by_kind = [self._tasks_of(kind, split, share) for kind in self.config.kinds]
