@@ -5,6 +5,7 @@ not know as a product or leaves it out, so `readable` says beforehand whether it
 """
 
 import logging
+import math
 import re
 from fractions import Fraction
 
@@ -17,7 +18,7 @@ MAX_DEPTH = 50
 MAX_DIGITS = 200
 """Of one number."""
 MAX_EXPONENT = 10_000
-MAX_POWER_OF_SUM = 100
+MAX_POWER_OF_SUM = 1000
 MAX_FACTORIAL = 1000
 
 _WRAPPED = re.compile(
@@ -223,8 +224,8 @@ def _argument(text: str, start: int) -> str:
 
 
 def _power_of_sum(text: str) -> float:
-    found = re.findall(r"[)}\]]\s*\^\s*\{?\s*(\d{1,9})", text)
-    return max(map(float, found), default=0.0)
+    """Return the product of all powers of brackets: one may stand in another."""
+    return math.prod(max(1.0, float(power)) for power in re.findall(r"[)}\]]\s*\^\s*\{?\s*(\d{1,9})", text))
 
 
 def _factorial(text: str) -> float:
