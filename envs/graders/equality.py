@@ -19,6 +19,7 @@ from nanoskyrl.envs.graders.grade_math import (
     is_mathematical,
     over_budget,
     split_at,
+    split_noun,
     split_percent,
     split_unit,
 )
@@ -160,6 +161,9 @@ def _number(text: str, *, loose: bool = False) -> Number | None:
     bare, percent = split_percent(normal)
     bare, unit = split_unit(bare)
     value = _value(bare, loose=loose)
+    if value is None and unit is None:
+        bare, unit = split_noun(bare)
+        value = None if unit is None else _value(bare, loose=loose)
     return None if value is None else Number(value, percent, unit)
 
 

@@ -9,7 +9,7 @@ import math
 import re
 from fractions import Fraction
 
-from nanoskyrl.envs.graders.answers import folded
+from nanoskyrl.envs.graders.answers import folded, is_noun
 
 MAX_LENGTH = 500
 """Of an answer that is compared as mathematics, unless the gold is longer than a quarter of it."""
@@ -43,12 +43,15 @@ _PLAIN_NAMES = re.compile(r"(?<![\\a-zA-Z])(pi|sqrt|infinity|inf|sin|cos|tan|log
 _SQRT = re.compile(r"\\sqrt\s*\(([^()]{1,60})\)")
 _MATHEMATICAL = re.compile(r"[\d\\^_=<>≤≥√π∞∪∩]|^[a-zA-Z]$|^\W*[a-zA-Z]\W*[+*/-]\W*[a-zA-Z]\W*$")
 _SUBSCRIPT = re.compile(r"(?<=[\\A-Za-z])_(?:\{[^{}]*\}|\w)")
+_DEGREES = re.compile(r"\s?°\s?([CF]?)$", re.IGNORECASE)
+_NOUN = re.compile(r"([-+]?\d[\d.,/]*)\s([a-z]{3,20})\.?")  # 12 Angry Men are no number
 _LETTERS = re.compile(r"[A-Za-z]{2,}")
 _COMMANDS = re.compile(r"\\[A-Za-z]+")
 _FUNCTIONS = frozenset({
     "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "sqrt", "arcsin", "arccos", "arctan", "sinh", "cosh",
     "tanh", "max", "min", "gcd", "lcm",
 })  # fmt: skip
+_MAGNITUDES = ("dozen", "hundred", "thousand", "million", "billion", "trillion", "half", "percent")
 _WORDS = frozenset({
     "or", "and", "to", "of", "in", "is", "by", "an", "as", "at", "be", "do", "go", "he", "if", "it", "me", "my", "no",
     "on", "so", "up", "us", "we", "the", "for", "not", "but", "all", "any",
@@ -104,8 +107,8 @@ def split_unit(text: str) -> tuple[str, str | None]:
             return text.replace(sign, "", 1).replace("- ", "-", 1).strip(), name
         if text.endswith(sign):
             return text[: -len(sign)].strip(), name
-    if text.endswith("°"):
-        return text[:-1].strip(), "degree"
+    if scale := _DEGREES.search(text):
+        return text[: scale.start()].strip(), {"c": "celsius", "f": "fahrenheit", "": "degree"}[scale[1].lower()]
     found = _UNIT.match(text)
     if found is None:
         return text, None
@@ -116,6 +119,14 @@ def split_unit(text: str) -> tuple[str, str | None]:
     if unit is None or (len(name) == 1 and name in "nvwj"):  # 2n is an expression
         return text, None
     return found[1].strip(), unit + (f"^{power}" if power else "")
+
+
+def split_noun(text: str) -> tuple[str, str | None]:
+    """Return a normalised answer without what it counts, and that noun; None if there is none: `10 apples`."""
+    found = _NOUN.fullmatch(text)
+    if found is None or not is_noun(found[2]) or found[2] in (*_FUNCTIONS, *_MAGNITUDES):
+        return text, None
+    return found[1], found[2].removesuffix("s")
 
 
 def split_percent(text: str) -> tuple[str, bool]:
