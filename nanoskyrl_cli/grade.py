@@ -35,7 +35,7 @@ def grade(
 
     With --explain, also which answer was taken, in which form it was stated, and as what it was compared.
 
-    Kinds: math, set, tuple, mcq, number, code, tool_call, final_answer, stated_answer.
+    Kinds: math, set, tuple, mcq, number, code, tool_call, tool_call_set, final_answer, stated_answer.
 
     Example: skyrl grade answers.jsonl
     """

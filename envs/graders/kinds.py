@@ -227,8 +227,8 @@ def letter_of_gold(gold: Any) -> str:
     return letter
 
 
-def _tool_call(gold: Any, pred: str, seconds: float) -> Verdict:
-    """Compare all calls of a turn with the wanted ones, in order; 1 and 1.0 are equal, 1 and "1" are not."""
+def _tool_call(gold: Any, pred: str, seconds: float, *, any_order: bool = False) -> Verdict:
+    """Compare all calls of a turn with the wanted ones, in order or in any; 1 and 1.0 are equal, 1 and "1" are not."""
     wanted = [_as_call(call) for call in (gold if isinstance(gold, list) else [gold])]
     found = tool_calls(pred)
     if not found:
@@ -238,12 +238,21 @@ def _tool_call(gold: Any, pred: str, seconds: float) -> Verdict:
             return Verdict(False, f"{call.error}: {call.detail}")
     if len(found) != len(wanted):
         return Verdict(False, f"{len(found)} calls, not {len(wanted)}")
-    for call, (name, args) in zip(found, wanted, strict=True):
-        if call.tool != name:
-            return Verdict(False, f"a call of {call.tool}, not {name}")
-        if _canonical(call.args) != _canonical(args):
+    left = [(call.tool, call.args) for call in found]
+    for name, args in wanted:
+        named = [call for call in left if call[0] == name] if any_order else left[:1]
+        call = next((call for call in named if _canonical(call[1]) == _canonical(args)), named[0] if named else None)
+        if call is None or call[0] != name:
+            return Verdict(False, f"a call of {left[0][0]}, not {name}")
+        if _canonical(call[1]) != _canonical(args):
             return Verdict(False, f"other arguments for {name}")
+        left.remove(call)
     return RIGHT
+
+
+def _tool_call_set(gold: Any, pred: str, seconds: float) -> Verdict:
+    """Compare calls in any order, as BFCL does with parallel ones."""
+    return _tool_call(gold, pred, seconds, any_order=True)
 
 
 def _as_call(call: Any) -> tuple[str, dict[str, Any]]:
@@ -297,8 +306,9 @@ KINDS: dict[str, Grader] = {
     "number": _number,
     "code": _code,
     "tool_call": _tool_call,
+    "tool_call_set": _tool_call_set,
     "final_answer": _final_answer,
     "stated_answer": _stated_answer,
 }
-WHOLE_GOLDS = ("set", "tuple", "tool_call", "code")
+WHOLE_GOLDS = ("set", "tuple", "tool_call", "tool_call_set", "code")
 """Kinds whose gold is a list or an object itself, and no choice of several."""

@@ -77,6 +77,10 @@ OTHERS = [
     ("tool_call", {"name": "f", "arguments": {"x": "</tool_call>"}}, '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call>', True),
     ("tool_call", [{"name": "f"}, {"name": "g"}], '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g"}</tool_call>', True),
     ("tool_call", [{"name": "f"}, {"name": "g"}], '<tool_call>{"name": "g"}</tool_call><tool_call>{"name": "f"}</tool_call>', False),
+    ("tool_call_set", [{"name": "f"}, {"name": "g"}], '<tool_call>{"name": "g"}</tool_call><tool_call>{"name": "f"}</tool_call>', True),
+    ("tool_call_set", [{"name": "f"}, {"name": "f", "arguments": {"x": 1}}], '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call><tool_call>{"name": "f"}</tool_call>', True),
+    ("tool_call_set", [{"name": "f"}, {"name": "g"}], '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "f"}</tool_call>', False),
+    ("tool_call_set", [{"name": "f"}], '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "f"}</tool_call>', False),
     ("tool_call", [], "no tool is needed", True), ("tool_call", [], '<tool_call>{"name": "f"}</tool_call>', False),
     ("tool_call", {"name": "f", "arguments": {"x": 1}}, '<tool_call>{"name": "f", "arguments": {"x": "1"}}</tool_call>', False),
     ("tool_call", {"name": "f", "arguments": {"x": 1}}, '<tool_call>{"name": "f", "arguments": {"x": true}}</tool_call>', False),
@@ -226,7 +230,9 @@ def test_wrong_use_is_refused():
 @settings(max_examples=60)
 @given(kind=st.sampled_from(sorted(set(KINDS) - {"code"})), pred=st.text(max_size=60))
 def test_no_text_makes_a_grader_raise(kind, pred):
-    gold = {"mcq": "A", "tool_call": {"name": "f"}, "number": "7"}.get(kind, "7 apples and a pear")
+    gold = {"mcq": "A", "tool_call": {"name": "f"}, "tool_call_set": {"name": "f"}, "number": "7"}.get(
+        kind, "7 apples and a pear"
+    )
     assert grade(kind, gold, pred).correct in (True, False)
 
 

@@ -490,7 +490,8 @@ def test_a_benchmark_of_ones_own_is_a_class(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "reply", "gold", "right"),
     [
-        ("mmlu", "<think>Answer: A</think>\nAnswer: B", "B", True), ("mmlu", "Answer: A</think>\nAnswer: B", "A", False),
+        ("mmlu", "<think>Answer: A</think>\nAnswer: B", "B", True),
+        ("mmlu", "Answer: A</think>\nAnswer: B", "A", False),
         ("gsm8k", "<think>#### 4</think>\n#### 5", "4", False), ("math", "<think>\\boxed{4}</think> No.", "4", False),
         ("gsm8k", "so it is **5**.\nAnswer: $5$", "5", True), ("math", "The final answer is $5$.", "5", True),
     ],
