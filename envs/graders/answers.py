@@ -50,6 +50,10 @@ _NO_NOUN = frozenset({
     "not", "no", "but", "if", "than", "less", "more", "greater", "with", "over", "divided", "multiplied", "modulo",
     "mod", "equals", "through", "until", "e", "th", "st", "nd", "rd",
 })  # fmt: skip
+_CIRCUMSTANCE = re.compile(
+    r"[^\W\d_]+(?:[\s-][^\W\d_]+){0,4}\s(?:in|for|from|after|within|at|on|during|every|each|per|since|between|among|by)\s"
+    r"(?:\w+\s){0,2}[$€£]?\d"
+)
 _ARTICLE = re.compile(r"^(?:the|an?)\s+(?=\S)")
 
 
@@ -137,7 +141,9 @@ def is_noun(text: str) -> bool:
     word = re.match(r"[^\W\d_]+", text)
     if word is None or not any(c.isdigit() for c in text):
         return word is not None and word[0] not in _NO_NOUN
-    return word[0] not in _NO_NOUN and not re.search(r"[=+*/<>^\\]|\d\s?-|\b(?:or|and|plus|minus|times)\b", text)
+    if word[0] in _NO_NOUN or re.search(r"[=+*/<>^\\]|\d\s?-|\b(?:or|and|plus|minus|times)\b", text):
+        return False
+    return _CIRCUMSTANCE.match(text) is not None  # and not another count, as in `5 feet 3 inches`
 
 
 def same_answer(found: str | None, wanted: str) -> bool:

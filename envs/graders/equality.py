@@ -45,7 +45,7 @@ _UNION = re.compile(r"\\(?:cup|cap|setminus|pm|mp|begin|infty|mid)|\|")
 _JOINED = re.compile(r",?\s+(?:and|or|und|et|y)\s+|\s*\\(?:text|mathrm)\{\s*(?:and|or)\s*\}\s*|\$\s*(?:and|or)?\s*\$")
 _NUMBERS = re.compile(r"[+-]?\d+(?:\.\d+)?(?:\s+[+-]?\d+(?:\.\d+)?)+")
 _LETTER_GOLD = re.compile(r"\W{0,3}([A-Z])\W{0,3}")
-_TRUTH = re.compile(r"(yes|no|true|false)\b(?:[\s]*[,.;:!–—-]|\s+(?:because|since|as|it|they|he|she)\b|$)")
+_TRUTH = re.compile(r"(yes|no|true|false)\b(?:\s*[,;:!–—-]|\.(?!\s*\d)|\s+(?:because|since|as|it|they|he|she)\b|$)")
 
 
 @dataclass(frozen=True, slots=True)

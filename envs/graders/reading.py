@@ -74,6 +74,7 @@ _CHOICE = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 _MORE = re.compile(r"\W*(?:(?:and|or|und|oder|et|y)\W{1,4})?\(?[A-Za-z]\)?(?![\w'’])", re.IGNORECASE)
+_ONLY_LETTERS = re.compile(r"(?:[\W_]{0,4}(?:and|or)?[\W_]{0,4}[A-J](?![\w'’])){1,10}\W*")
 _AFTER = re.compile(r"(?:is|because|since|as|which|seems|would|must|for)\b|\W*$", re.IGNORECASE)
 _NAMED = re.compile(
     r"\b(?:choice|option)(?:\sis)?[\s:：=*_$\"'`(\[{\\]{0,12}(?:(?:text|mathrm|boxed)\{\(?)?([A-Z])(?![\w'’])|"
@@ -264,6 +265,8 @@ def choice_in(text: str, *, upper: bool = False) -> str | None:
         return None
     if rest is None or not rest.strip(" .*)"):
         return letter.upper()
+    if _ONLY_LETTERS.fullmatch(rest):
+        return ""
     if (found["word"] is not None or found["mark"].startswith((",", ";", "/"))) and _MORE.match(rest):
         return ""
     if found["word"] is not None:
