@@ -47,7 +47,7 @@ def kl(
         found = difference.abs()
     elif estimator == "k3":
         bounded = difference if log_limit is None else difference.clamp(-log_limit, log_limit)
-        found = (-bounded).exp() + bounded - 1
+        found = (-bounded).expm1() + bounded  # exp(-d) - 1 of a small d is rounding alone
     else:
         raise ValueError(f"unknown KL estimator {estimator!r}")
     if value_limit is not None:

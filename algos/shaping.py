@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-SPREAD_TOLERANCE = 1e-6
-"""A group whose success or reward varies by no more than this teaches nothing."""
+ZERO_SPREAD = 1e-6
+"""Rewards closer than this, relative to the largest, are equal: twelve times 0.7 has a variance only by rounding."""
 
 
 def overlong_punishment(length: int, *, max_length: int, buffer_length: int, factor: float = 1.0) -> float:
@@ -26,11 +26,21 @@ def is_overlong(stop_reason: str) -> bool:
     return stop_reason != "stop"
 
 
+def has_spread(rewards: Sequence[float], tolerance: float = ZERO_SPREAD) -> bool:
+    """Say whether the rewards of a group differ by more than the tolerance, which is relative to the largest.
+
+    The one definition of a group with signal: groups without it have advantages of 0, are what dynamic sampling
+    replaces and `drop_zero_variance` leaves out, and count as such in metrics.
+    """
+    scale = max((abs(reward) for reward in rewards), default=0.0)
+    return len(rewards) > 1 and max(rewards) - min(rewards) > tolerance * scale
+
+
 def groups_with_spread(
     groups: Sequence[str],
     metrics: Sequence[float | None],
     *,
-    tolerance: float = SPREAD_TOLERANCE,
+    tolerance: float = ZERO_SPREAD,
     keep_singletons: bool = False,
 ) -> set[str]:
     """Return the groups whose metric varies by more than the tolerance.
@@ -39,7 +49,7 @@ def groups_with_spread(
         groups: Of each trajectory.
         metrics: Of each trajectory: its success, else its unshaped reward; None where neither is known. A reward
             shaped by length would vary in every group.
-        tolerance: Largest difference that counts as none.
+        tolerance: Largest difference that counts as none, relative to the largest metric.
         keep_singletons: Whether a group with at most one known metric is kept.
     """
     known: dict[str, list[float]] = {}
@@ -50,7 +60,7 @@ def groups_with_spread(
     return {
         group
         for group, values in known.items()
-        if (len(values) < 2 and keep_singletons) or (len(values) > 1 and max(values) - min(values) > tolerance)
+        if (len(values) < 2 and keep_singletons) or has_spread(values, tolerance)
     }
 
 

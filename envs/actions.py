@@ -63,13 +63,9 @@ def final_answer(text: str) -> str | None:
     return answers[-1].strip() if answers else None
 
 
-_FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
-_STATED = re.compile(
-    r"(answer|choice|option)(?:\s+is)?[\s*_]*[:=：]?[\s*_$\"'`(\[{]*(?:\\(?:text|mathrm|boxed)\{\s*\(?)?([A-Z])"
-    r"(?=[)\]}.,;:*_$\"'`\s]|$)(?!\s+(?!because|since|as\b)[a-z])",
-    re.IGNORECASE,
-)
-_ALONE = re.compile(r"^\W*([A-Z])\W*$")
+def words_of(text: str) -> str:
+    """Return a text without its calls, reasoning and code fences, which are talked about and not said."""
+    return "\n".join(piece for piece in _pieces(text) if isinstance(piece, str))
 
 
 def restore_stop(text: str, stop_strings: Iterable[str]) -> str:
@@ -82,25 +78,6 @@ def restore_stop(text: str, stop_strings: Iterable[str]) -> str:
         if stop.startswith("</") and text.rfind(opening) > text.rfind(stop):
             return text + stop
     return text
-
-
-def last_fence(text: str) -> str | None:
-    """Return what stands in the last closed code fence, or None."""
-    found = _FENCE.findall(text)
-    return found[-1] if found else None
-
-
-def letter_of(text: str) -> str | None:
-    """Return the letter that a text states as its answer, or None.
-
-    It is the whole text, or follows "answer", or where that is nowhere "choice" or "option". Elsewhere A and I are
-    words.
-    """
-    if alone := _ALONE.match(text.strip()):
-        return alone[1]
-    stated = [(found[1].lower(), found[2]) for found in _STATED.finditer(text) if found[2].isupper()]
-    answers = [letter for word, letter in stated if word == "answer"] or [letter for _, letter in stated]
-    return answers[-1] if answers else None
 
 
 def _pieces(text: str) -> Iterator[str | ParsedCall]:
@@ -130,7 +107,7 @@ def _call_at(text: str, start: int) -> tuple[ParsedCall, int]:
     while begin < len(text) and text[begin].isspace():
         begin += 1
     try:
-        value, end = _DECODER.raw_decode(text, begin)
+        value, end = _decoded(text, begin)
     except (ValueError, RecursionError) as error:
         return _malformed(f"the call is not valid JSON: {_what(error)}"), _after_broken_call(text, start)
     if _deeper_than(value, MAX_DEPTH):
@@ -141,6 +118,26 @@ def _call_at(text: str, start: int) -> tuple[ParsedCall, int]:
     if not text.startswith(TOOL_CALL_END, close):
         return _malformed(f"the call does not end with {TOOL_CALL_END}"), _after_broken_call(text, end)
     return _as_call(value), close + len(TOOL_CALL_END)
+
+
+def _decoded(text: str, begin: int) -> tuple[Any, int]:
+    """Return the JSON value that begins here, and where it ends; raises as the decoder does.
+
+    An error of the decoder counts the lines of all that it was given: many broken calls would take quadratic time.
+    """
+    size = 1 << 10
+    while True:
+        try:
+            value, end = _DECODER.raw_decode(text[begin : begin + size])
+            # A number may go on behind the window.
+            if end < size or begin + size >= len(text):
+                return value, begin + end
+        except ValueError as error:
+            place = getattr(error, "pos", 0)
+            cut = place > size - 16 or "Unterminated" in str(error)
+            if begin + size >= len(text) or not cut:
+                raise
+        size *= 4
 
 
 def json_object(text: str) -> tuple[dict[str, Any] | None, str]:

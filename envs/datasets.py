@@ -1,25 +1,27 @@
-"""Tasks from a JSONL or Parquet file, or a data set of the hub, of prompts and ground truths.
+"""Tasks from a file or folder, or a data set of the hub, of prompts and ground truths; `data_files.py` reads them.
 
-Columns, by the first name that is there: the prompt under `prompt`, `question` or
+Columns, unless `columns` names them, by the first name that is there: the prompt under `prompt`, `question` or
 `problem` (text, or a list of messages); the ground truth under `ground_truth`, `final`,
 `answer` or `solution` (GSM8K's text after `####` if it has one, MATH's last box), or inside
-`reward_spec` (SkyRL) or `reward_model` (verl). `id` or `task_id` names the task;
-`env_class` (SkyRL) or `data_source` (verl) is kept as its kind.
+`reward_spec` (SkyRL) or `reward_model` (verl); a list, or an object that `golds.py` knows, holds
+several that are right. `id` or `task_id` names the task; `env_class` (SkyRL) or `data_source`
+(verl) is kept as its kind.
 
 `hub:OWNER/NAME`, with `:CONFIG` and `@REVISION` where wanted, names a data set of the hub; the
 split train or test is that of the same name. Without a revision, a later run may see other rows.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from nanoskyrl.envs.base import Message, Task
-from nanoskyrl.envs.graders.grade_math import last_box
+from nanoskyrl.envs.data_files import HINT, file_rows, folder_rows
+from nanoskyrl.envs.graders.golds import golds_of
+from nanoskyrl.envs.graders.reading import last_box
 from nanoskyrl.stages.core.digests import digest_json
-from nanoskyrl.stages.core.errors import InputError, told_as
+from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean, told_as
 from nanoskyrl.stages.core.storage import as_path
 
 ID_KEYS = ("id", "task_id")
@@ -27,16 +29,29 @@ PROMPT_KEYS = ("prompt", "question", "problem")
 TRUTH_KEYS = ("ground_truth", "final", "answer", "solution")
 NESTED_TRUTH_KEYS = ("reward_spec", "reward_model")
 KIND_KEYS = ("data_source", "env_class")
+COLUMNS = {"prompt": PROMPT_KEYS, "answer": TRUTH_KEYS, "id": ID_KEYS, "kind": KIND_KEYS}
+"""What a task is made of, and the names that its columns have in files."""
 HUB = "hub:"
 
 
-def read_tasks(data: str, split: str) -> list[Task]:
-    """Return the tasks of a file, in its order.
+def read_tasks(data: str, split: str, columns: Mapping[str, str] = {}) -> list[Task]:
+    """Return the tasks of a file or folder, in its order.
+
+    Args:
+        data: Where it is, or `hub:` and its name on the hub.
+        split: train or test.
+        columns: Names of the columns that hold COLUMNS; those that are not named are looked for.
 
     Raises:
-        InputError: the file is missing, unreadable, empty, or a row lacks prompt or ground truth.
+        InputError: it is missing, unreadable, empty, or a row lacks prompt or ground truth.
+        SettingsError: something is named that is no column of a task.
     """
-    rows = list(_hub_rows(data.removeprefix(HUB), split)) if data.startswith(HUB) else read_rows(data)
+    if unknown := [name for name in columns if name not in COLUMNS]:
+        raise SettingsError(
+            f"`columns` names `{unknown[0]}`", hint=did_you_mean(unknown[0], COLUMNS) or f"Name {', '.join(COLUMNS)}"
+        )
+    rows = list(_hub_rows(data.removeprefix(HUB), split)) if data.startswith(HUB) else read_rows(data, split=split)
+    rows = [(place, _named(row, place, columns)) for place, row in rows]
     tasks = [_task(row, place, split) for place, row in rows]
     seen: dict[str, str] = {}
     for index, ((place, row), task) in enumerate(zip(rows, tasks, strict=True)):
@@ -48,32 +63,43 @@ def read_tasks(data: str, split: str) -> list[Task]:
     return tasks
 
 
+def _named(row: dict[str, Any], place: str, columns: Mapping[str, str]) -> dict[str, Any]:
+    """Return a row whose columns have the names that are looked for first."""
+    for name, column in columns.items():
+        if column not in row:
+            raise InputError(f"{place} has no column `{column}`", hint=f"It has {', '.join(map(str, row))}")
+        others = [key for key in COLUMNS[name] if key != column]
+        row = {**{key: value for key, value in row.items() if key not in others}, COLUMNS[name][0]: row[column]}
+    return row
+
+
 def data_of(split: str, data: str | None, test_data: str | None) -> str | None:
     """Return the file or data set that a split is read from; None: its tasks are generated."""
     return test_data if split == "test" and test_data is not None else data
 
 
 def read_rows(
-    name: str, what: str = "data set", holds: str = "prompts and ground truths"
+    name: str, what: str = "data set", holds: str = "prompts and ground truths", split: str = "train"
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Return the rows of a JSONL or Parquet file as they are, each with the place that an error names.
+    """Return the rows of a file or folder as they are, each with the place that an error names.
 
     Args:
         name: Where it is; a local path or an address.
         what: What it is, for messages.
         holds: What it should hold, for messages.
+        split: Which rows of a folder with several splits.
 
     Raises:
-        InputError: the file is missing, unreadable or empty.
+        InputError: it is missing, unreadable or empty.
     """
     path = as_path(name)
     with told_as(
         InputError, f"{what} `{name}` cannot be reached", Exception, hint="Check the address and the network"
     ):  # remote file systems raise whatever their client does
-        there = path.is_file()
-    if not there:
-        raise InputError(f"no {what} at `{name}`", hint=f"Name a .jsonl or .parquet file of {holds}")
-    rows = list(_parquet_rows(path) if path.suffix == ".parquet" else json_rows(path))
+        is_file, is_folder = path.is_file(), path.is_dir()
+    if not (is_file or is_folder):
+        raise InputError(f"no {what} at `{name}`", hint=f"Name a file or folder of {holds}: {HINT}")
+    rows = list(file_rows(path) if is_file else folder_rows(path, split))
     if not rows:
         raise InputError(f"{what} `{name}` is empty", hint=f"Give at least one row of {holds}")
     return rows
@@ -81,48 +107,6 @@ def read_rows(
 
 def _id_of(row: dict[str, Any]) -> Any:
     return next((row[key] for key in ID_KEYS if row.get(key) is not None), None)
-
-
-def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each object of a JSONL file, with the place that an error names.
-
-    Raises:
-        InputError: the file is no UTF-8 text, or a line is no JSON object.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"`{path}` is not UTF-8 text: {error.reason}", hint="Save it as UTF-8 JSON lines") from error
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        place = f"line {number} of `{path}`"
-        with told_as(
-            InputError, f"{place} is not JSON", ValueError, RecursionError, hint="Write one JSON object a line"
-        ):
-            row = json.loads(line)
-        if not isinstance(row, dict):
-            raise InputError(f"{place} is not a JSON object", hint="Write one JSON object a line")
-        yield place, row
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    with (
-        told_as(
-            InputError,
-            f"`{path}` cannot be read as Parquet",
-            pa.ArrowException,
-            OSError,
-            hint="Write it again, or use JSON lines",
-        ),
-        path.open("rb") as file,
-    ):
-        table = pq.ParquetFile(file).read(use_threads=False)  # as shards are read: no pool at exit
-    for number, row in enumerate(table.to_pylist()):
-        yield f"row {number} of `{path}`", row
 
 
 def _hub_rows(name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -146,7 +130,7 @@ def _task(row: dict[str, Any], place: str, split: str) -> Task:
     prompt = next((row[key] for key in PROMPT_KEYS if row.get(key)), None)
     if prompt is None:
         raise InputError(f"{place} has no prompt", hint=f"Add one of the columns {', '.join(PROMPT_KEYS)}")
-    truth = _truth(row)
+    truth = _truth(row, place)
     if truth is None:
         raise InputError(
             f"{place} has no ground truth",
@@ -166,16 +150,25 @@ def _task(row: dict[str, Any], place: str, split: str) -> Task:
     )
 
 
-def _truth(row: dict[str, Any]) -> str | None:
+def _truth(row: dict[str, Any], place: str) -> str | list[str] | None:
+    """Return the right answer, or all of them where a column holds a list or an object."""
     value = next((row[key] for key in TRUTH_KEYS if row.get(key) is not None), None)
     if value is None:
         nested = (_as_dict(row.get(key)).get("ground_truth") for key in NESTED_TRUTH_KEYS)
         value = next((truth for truth in nested if truth is not None), None)
     if value is None:
         return None
-    if "####" not in str(value) and (boxed := last_box(str(value))) is not None:
+    with told_as(
+        InputError, f"the ground truth of {place}", ValueError, hint="Give a text, a list of texts, or a known object"
+    ):
+        texts = [_answer_of(text) for text in golds_of(value if isinstance(value, list | dict) else str(value))]
+    return texts if len(texts) > 1 else texts[0]
+
+
+def _answer_of(text: str) -> str:
+    if "####" not in text and (boxed := last_box(text)) is not None:
         return boxed
-    return str(value).rsplit("####", 1)[-1].strip()
+    return text.rsplit("####", 1)[-1].strip()
 
 
 def _as_dict(value: Any) -> dict[str, Any]:

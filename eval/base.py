@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from nanoskyrl.envs.actions import tool_calls
 from nanoskyrl.envs.base import Episode, Message, Observation, Score, Step, Task
 from nanoskyrl.envs.graders.kinds import ANSWERED
+from nanoskyrl.envs.graders.reading import REASONING, without_reasoning
 from nanoskyrl.envs.worlds.tool_use.environment import ToolUse, ToolUseConfig
 from nanoskyrl.eval.rows import Hub, Row, bench_rows
 from nanoskyrl.stages.core.digests import digest_json
@@ -31,9 +32,11 @@ class BenchConfig:
     """What every benchmark can be told."""
 
     data: str | None = None
-    """A .parquet, .jsonl or .csv file in the benchmark's own columns; None: the hub."""
+    """A file or folder in the benchmark's own columns; None: the hub."""
     prompt: str | None = None
     """A text file with `{question}` in it that takes the place of our words, to ask in others'."""
+    reasoning_marks: tuple[tuple[str, str], ...] = REASONING
+    """Pairs of texts between which a model thinks; nothing there is judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +159,11 @@ class Benchmark:
         """Judge a stored trajectory by its last reply; one without any has no answer, which is wrong."""
         if not trajectory.turns:
             return wrong()
-        return self.verdict(trajectory.turns[-1].action, trajectory.metadata, trajectory)
+        return self.verdict(self.said(trajectory.turns[-1].action), trajectory.metadata, trajectory)
+
+    def said(self, reply: str) -> str:
+        """Return a reply without its reasoning."""
+        return without_reasoning(reply, self.config.reasoning_marks)
 
     def expert(self, task: Task) -> list[str]:
         """Answer right, at once."""

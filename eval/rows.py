@@ -1,24 +1,17 @@
-"""Rows of a benchmark: a local Parquet, JSONL or CSV file first, the hub second.
+"""Rows of a benchmark: a local file or folder first, the hub second.
 
 A file that is named is all that is read, so everything works with the hub off.
 """
 
-import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from nanoskyrl.envs.datasets import read_rows
 from nanoskyrl.envs.graders.program_tests import shortened
 from nanoskyrl.stages.core.errors import InputError, told_as
-from nanoskyrl.stages.core.storage import as_path
 
 Row = dict[str, Any]
-
-SUFFIXES = (".parquet", ".jsonl", ".csv")
-LONGEST_FIELD = 1 << 27
-"""Characters of one CSV field; Python's own limit is shorter than a SWE-bench patch may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +58,7 @@ def bench_rows(
     """
     where = place_of(data, hub)
     if data is not None:
-        rows = [row for _, row in _file_rows(data, bench)]
+        rows = [row for _, row in read_rows(data, "file", f"rows of {bench}", hub.split if hub else "test")]
     elif hub is not None:
         rows = _hub_rows(hub, bench)
     else:
@@ -90,33 +83,6 @@ def bench_rows(
         ):
             check(row)
     return rows
-
-
-def _file_rows(data: str, bench: str) -> list[tuple[str, Row]]:
-    path = as_path(data)
-    if path.suffix not in SUFFIXES:
-        raise InputError(
-            f"`{data}` is no file of rows that is known here", hint=f"Give one that ends in {', '.join(SUFFIXES)}"
-        )
-    if path.suffix == ".csv" and path.is_file():
-        return list(_csv_rows(path))
-    return read_rows(data, "file", f"rows of {bench}")
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    csv.field_size_limit(LONGEST_FIELD)
-    with (
-        told_as(
-            InputError, f"`{path}` cannot be read as CSV", UnicodeDecodeError, csv.Error, hint="Save it as UTF-8 CSV"
-        ),
-        path.open("r", encoding="utf-8-sig", newline="") as file,
-    ):
-        for row in csv.DictReader(file, strict=True):
-            if None in row or None in row.values():
-                raise InputError(
-                    f"row {len(row)} of `{path}` has not as many fields as the header", hint="Check its quotes"
-                )
-            yield f"`{path}`", dict(row)
 
 
 def _hub_rows(hub: Hub, bench: str) -> list[Row]:

@@ -11,6 +11,10 @@ from nanoskyrl_cli.options import ForceOption, RunOption, SetOption, say
 def init(
     run: RunOption = None,
     preset: Annotated[str | None, typer.Option(help="Begin from a preset: see skyrl list.", show_default=False)] = None,
+    env: Annotated[
+        str | None,
+        typer.Option(help="Write an environment with one tool, and its test, into this file.", show_default=False),
+    ] = None,
     assignments: SetOption = None,
     force: ForceOption = False,
     rebuild_starter: Annotated[
@@ -20,7 +24,7 @@ def init(
         str | None, typer.Option(help="Where to put it; default: the package's own place.", show_default=False)
     ] = None,
 ) -> None:
-    """Write a run.toml with every setting and what it means.
+    """Write a run.toml with every setting and what it means; or with --env an environment to begin from.
 
     Example: skyrl init --run runs/mine
     """
@@ -31,6 +35,13 @@ def init(
         place = as_path(starter_out) if starter_out else STARTER_DIRECTORY
         build_starter(place, report=say)
         say(f"Made the starter policy at {place}")
+        return
+    if env is not None:
+        from nanoskyrl.stages.looking.scaffold import class_of, write_environment
+
+        file, test = write_environment(as_path(env))
+        say(f"Wrote {file} and {test}")
+        say(f"Next: skyrl rollout --env {file.stem}:{class_of(file)} --engine scripted")
         return
     from nanoskyrl.stages.looking.template import write_settings
     from nanoskyrl.stages.running.places import check_place

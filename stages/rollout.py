@@ -16,14 +16,14 @@ from nanoskyrl.envs.datasets import HUB
 from nanoskyrl.envs.memory import KINDS as MEMORIES, Memory
 from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain
-from nanoskyrl.stages.core.digests import digest_file, digest_text
+from nanoskyrl.stages.core.digests import digest_path, digest_text
 from nanoskyrl.stages.core.errors import SettingsError, check_numbers, check_words
 from nanoskyrl.stages.core.manifest import Head, Manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.core.output import open_output
 from nanoskyrl.stages.core.registry import lookup, plugin_errors
-from nanoskyrl.stages.core.rows import from_table, to_table
-from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
+from nanoskyrl.stages.core.rows import to_table
+from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl.stages.core.trajectory import LOGPROBS_MODES, SPLITS, Trajectory
 from nanoskyrl.stages.engines.base import AsyncEngine, Engine, SamplingParams, make_engine
@@ -225,7 +225,7 @@ def files_of(config: Any) -> dict[str, str]:
     """Return the digest of every file that the settings name."""
     # What the hub holds under a name is told by its revision, which is part of the name.
     return {
-        key: digest_text(value) if value.startswith(HUB) else digest_file(as_path(value))
+        key: digest_text(value) if value.startswith(HUB) else digest_path(as_path(value))
         for key, value in to_plain(config).items()
         if key in FILES and value is not None
     }
@@ -255,6 +255,8 @@ def rollout(
     Raises:
         NanoskyrlError: bad settings or input, an output in the way, or an engine that cannot start.
     """
+    from nanoskyrl.stages.score import groups_with_signal  # it imports this module
+
     settings = settings or {}
     watch = Stopwatch()
     plan = prepare(policy, config, settings)
@@ -275,7 +277,7 @@ def rollout(
             if scorer is not None:
                 with watch("score"):
                     for i in parts:
-                        spread += _groups_with_spread(output / part_name(i), scorer)
+                        spread += groups_with_signal(output, i, scorer, stage_config(settings, "judge").concurrency)
             index += len(parts)
             rounds += 1
             if scorer is None or spread >= len(plan.tasks) or rounds >= config.max_sample_batches:
@@ -293,23 +295,10 @@ def rollout(
 
 def _scorer(environment: Environment, settings: dict[str, dict[str, Any]]) -> "Scorer":
     """Return what `score` will judge by."""
-    from nanoskyrl.stages.score import weighted
+    from nanoskyrl.stages.score import scorer_of
 
     config = stage_config(settings, "score")
-    return weighted(config.rewards, environment, config.timeout_seconds, stage_config(settings, "judge"))
-
-
-def _groups_with_spread(part: Path, scorer: "Scorer") -> int:
-    """Return how many groups of a part have spread; its rewards are not written: `score` gives them again."""
-    from nanoskyrl.algos.shaping import groups_with_spread, metric_of
-    from nanoskyrl.stages.score import judge
-
-    rows = list(from_table(read_part(part)))
-    verdicts = judge(rows, scorer)
-    last = [row for row in rows if row.is_last_step]
-    found = (verdicts[row.trajectory_id][0] for row in last)
-    metrics = [None if verdict.reward is None else metric_of(verdict.success, verdict.reward) for verdict in found]
-    return len(groups_with_spread([row.group_id for row in last], metrics))
+    return scorer_of(config, environment, stage_config(settings, "judge"))
 
 
 def run_parts(

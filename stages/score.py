@@ -2,46 +2,59 @@
 
 Rewards are the environment's own or functions of the user's, weighted. A failed row is
 skipped, a reward function that raises leaves its rows unjudged: both keep a null reward,
-never 0. Rows in are rows out; the rollout's columns go through untouched.
+never 0, and are judged again when the stage is called again. Rows in are rows out; the
+rollout's columns go through untouched.
 """
 
 # pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
 # pyright: reportAttributeAccessIssue=false
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nanoskyrl.algos.shaping import groups_with_spread, has_spread, metric_of
 from nanoskyrl.envs.base import Environment, Score
-from nanoskyrl.envs.graders.judge import PLACES, Judge, JudgeConfig
-from nanoskyrl.envs.graders.workers import Workers
+from nanoskyrl.envs.graders.judge import PLACES, JudgeConfig
+from nanoskyrl.envs.graders.verdicts import (
+    ENV_REWARD,
+    ERROR,
+    JUDGE_REWARD,
+    LARGEST_REWARD,
+    Scorer,
+    Verdicts,
+    Weighted,
+    judge,
+    weighted,
+)
+from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain
 from nanoskyrl.stages.core.errors import InputError, SettingsError, check_numbers
-from nanoskyrl.stages.core.manifest import Head, Manifest, read_manifest
-from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, grouped, mean
-from nanoskyrl.stages.core.output import open_output
-from nanoskyrl.stages.core.registry import load_attribute, lookup, plugin_errors
+from nanoskyrl.stages.core.manifest import Head, Manifest, first_difference, is_finished, read_manifest
+from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, mean
+from nanoskyrl.stages.core.output import open_output, part_files
+from nanoskyrl.stages.core.registry import lookup, plugin_errors
 from nanoskyrl.stages.core.rows import from_table, to_json
-from nanoskyrl.stages.core.shards import read_part, read_parts
+from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
+from nanoskyrl.stages.core.storage import make_directory, write_whole
 from nanoskyrl.stages.core.table_checks import check
-from nanoskyrl.stages.core.trajectory import Trajectory, schema_of
+from nanoskyrl.stages.core.trajectory import schema_of
 from nanoskyrl.stages.learning.advantage_config import sampling_of
 from nanoskyrl.stages.rollout import without_places
 
-Scorer = Callable[[Trajectory], Score]
-
-ENV_REWARD, JUDGE_REWARD = "env", "judge"
-POOL = Workers(1)
-"""Where users' reward functions run."""
-LARGEST_REWARD = 1e12
-"""Past it, means and variances of a group no longer fit their types."""
+UNJUDGED = ("verifier_error", "verifier_timeout")
+"""Of score_status: another time there may be a verdict."""
+REWARD_CODE = "reward_code"
+"""Of the settings in a manifest: the digests of reward functions of the user's."""
+VERDICTS = "_files/verdicts"
+"""In a rollout by dynamic sampling: what it judged by."""
+VERDICT_COLUMNS = ("trajectory_id", "reward", "reward_parts", "success", "score_status")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +65,8 @@ class ScoreConfig:
     """Weight of each reward: `env`, the environment's own; `judge`, a model's; `module:function`, a user's."""
     timeout_seconds: float = 60.0
     """What a user's reward may take for one trajectory; then its process is killed, and the row has no reward."""
+    conversational: bool = False
+    """Give reward functions of TRL's signature messages, as TRL does for conversational data sets; False: text."""
 
     def __post_init__(self) -> None:
         """Refuse a score made of nothing."""
@@ -70,6 +85,7 @@ def score(
     *,
     settings: dict[str, dict[str, Any]] | None = None,
     force: bool = False,
+    again: bool = True,
     log: MetricsLog = MetricsLog(),
 ) -> Manifest:
     """Judge every trajectory of a rollout.
@@ -80,6 +96,8 @@ def score(
         config: The rewards and their weights.
         settings: Tables of the environments, for the weights inside their own rewards.
         force: Replace an output made under other settings.
+        again: Judge rows of a finished output that have no verdict once more; all of its rows if reward functions have
+            changed since.
         log: Where numbers go.
 
     Raises:
@@ -92,15 +110,18 @@ def score(
     with plugin_errors(f"environment `{env}`"):
         environment: Environment = lookup("env", env)(env_config)
     judge_config: JudgeConfig = stage_config(settings or {}, "judge")
-    scorer = weighted(config.rewards, environment, config.timeout_seconds, judge_config)
+    scorer = scorer_of(config, environment, judge_config)
     threads = judge_config.concurrency if JUDGE_REWARD in config.rewards else 1
     head = Head(
         stage="score",
-        settings={**described_rewards(config, judge_config), env: without_places(env_config)},
+        settings={**plugin_digests(env), **described_rewards(config, judge_config), env: without_places(env_config)},
         inputs={"rollout": source.digest},
         policy=source.policy,
     )
-    with open_output(output, head, force=force, dropped=unjudged) as out:
+    # Dynamic sampling judged by the same rewards: its verdicts are these.
+    sampled_by = all(source.settings.get(name) == value for name, value in json.loads(to_json(head.settings)).items())
+    kept: Verdicts | None = None if force or not again else judged_before(output, head)
+    with open_output(output, head, force=force or kept is not None, dropped=unjudged) as out:
         if out.manifest is not None:
             return out.manifest
         for index, part in enumerate(source.parts):
@@ -110,14 +131,91 @@ def score(
                 table = read_part(rollout / part.name, part.digest)
             check(table, "rollout")
             with watch("score"):
-                scored = score_table(table, scorer, threads)
+                known = kept or (_kept_verdicts(rollout, index) if sampled_by else {})
+                scored = score_table(table, scorer, threads, known)
             with watch("write"):
                 out.write_part(index, scored)
         # What `advantage` goes by: it sees no rollout.
-        facts = {"sampling": sampling_of(source.settings["rollout"])}
+        facts = {"sampling": sampling_of(source.settings["rollout"]), **why_unjudged(output)}
         manifest = out.finish(rows_in=source.rows_out, facts=facts)
-    log.write("score", {**summary(read_parts(output, manifest, SUMMARY_COLUMNS)), **watch.timings()})
+    if reason := manifest.facts.get("unjudged"):
+        log_reason = {"score/unjudged": f"{reason['reason']} ({reason['count']} trajectories)"}
+    else:
+        log_reason = {}
+    log.write("score", {**log_reason, **summary(read_parts(output, manifest, SUMMARY_COLUMNS)), **watch.timings()})
     return manifest
+
+
+def judged_before(output: Path, head: Head) -> Verdicts | None:
+    """Return the verdicts of a finished output that stay, if some of its rows have none; None: it stays as it is.
+
+    Where reward functions have changed since, no verdict stays.
+    """
+    if not is_finished(output):
+        return None
+    manifest = read_manifest(output, stage="score")
+    if not any(manifest.dropped.get(status) for status in UNJUDGED):
+        return None
+    ours, theirs = asdict(head), {name: getattr(manifest, name) for name in asdict(head)}
+    changed = first_difference(ours, theirs)
+    for described in (ours, theirs):
+        described["settings"] = {k: v for k, v in described["settings"].items() if k not in (REWARD_CODE, "plugins")}
+    if first_difference(ours, theirs) is not None:
+        return None
+    verdicts: Verdicts = {}
+    for table in read_parts(output, manifest) if changed is None else ():
+        for row in table.select(VERDICT_COLUMNS).to_pylist():
+            if row["score_status"] == "scored":
+                verdict = Score(reward=row["reward"], success=row["success"], parts=json.loads(row["reward_parts"]))
+                verdicts[row["trajectory_id"]] = verdict, "scored"
+    return verdicts
+
+
+def why_unjudged(output: Path) -> dict[str, Any]:
+    """Return the commonest reason why rows of an output have no verdict, and of how many; {} if all have one."""
+    reasons: Counter[str] = Counter()
+    for path in part_files(output):
+        table = read_part(path).select(("is_last_step", "score_status", "reward_parts"))
+        for row in table.filter(table.column("is_last_step")).to_pylist():
+            if row["score_status"] in UNJUDGED:
+                reasons.update(name.removeprefix(ERROR) for name in json.loads(row["reward_parts"]) if ERROR in name)
+    if not reasons:
+        return {}
+    reason, count = min(reasons.items(), key=lambda item: (-item[1], item[0]))
+    return {"unjudged": {"reason": reason, "count": count}}
+
+
+def groups_with_signal(rollout: Path, index: int, scorer: Scorer, threads: int) -> int:
+    """Return how many groups of a part of a rollout have spread; a judge's verdicts are kept beside it for `score`."""
+    rows = list(from_table(read_part(rollout / part_name(index))))
+    kept = _kept_verdicts(rollout, index)
+    waits = isinstance(scorer, Weighted) and scorer.waits
+    verdicts = judge(rows, scorer, threads if waits else 1, kept)
+    if waits and verdicts.keys() - kept.keys():
+        lines = [
+            {"trajectory_id": name, "status": status, **asdict(verdict)} for name, (verdict, status) in verdicts.items()
+        ]
+        make_directory(rollout / VERDICTS)
+        write_whole(rollout / VERDICTS / f"{index:05d}.json", to_json(lines).encode())
+    last = [row for row in rows if row.is_last_step]
+    found = (verdicts[row.trajectory_id][0] for row in last)
+    metrics = [None if verdict.reward is None else metric_of(verdict.success, verdict.reward) for verdict in found]
+    return len(groups_with_spread([row.group_id for row in last], metrics))
+
+
+def _kept_verdicts(rollout: Path, index: int) -> Verdicts:
+    """Return the verdicts that dynamic sampling had on a part; those that it lacked are asked for again."""
+    path = rollout / VERDICTS / f"{index:05d}.json"
+    if not path.is_file():
+        return {}
+    lines = json.loads(path.read_bytes())
+    return {
+        line["trajectory_id"]: (
+            Score(reward=line["reward"], success=line["success"], parts=line["parts"]), line["status"]
+        )
+        for line in lines
+        if line["status"] == "scored"
+    }  # fmt: skip
 
 
 def unjudged(table: pa.Table) -> dict[str, int]:
@@ -135,66 +233,22 @@ def _env_of(source: Manifest) -> str:
 def described_rewards(config: ScoreConfig, judge_config: JudgeConfig) -> dict[str, Any]:
     """Return the settings that can change rewards, as values for a manifest."""
     described = {"score": to_plain(config)}
+    own = [name for name in config.rewards if name not in (ENV_REWARD, JUDGE_REWARD)]
+    if code := plugin_digests(*own):
+        described[REWARD_CODE] = code["plugins"]
     if JUDGE_REWARD in config.rewards:
         described["judge"] = {name: value for name, value in to_plain(judge_config).items() if name not in PLACES}
     return described
 
 
-def weighted(
-    rewards: Mapping[str, float],
-    environment: Environment,
-    timeout_seconds: float = 60.0,
-    judge_config: JudgeConfig = JudgeConfig(),
-) -> Scorer:
-    """Return one scorer from several: the weighted sum of rewards, the first stated success, all parts.
-
-    Raises:
-        SettingsError: a reward function does not import, or the judge has no endpoint.
-    """
-    functions: dict[str, Scorer] = {}
-    for name in rewards:
-        if name == ENV_REWARD:
-            functions[name] = environment.score
-        elif name == JUDGE_REWARD:
-            functions[name] = Judge(judge_config).score
-        else:
-            functions[name] = _users_scorer(name, timeout_seconds)
-    if list(functions) == [ENV_REWARD] and rewards[ENV_REWARD] == 1:
-        return environment.score
-
-    def combined(trajectory: Trajectory) -> Score:
-        verdicts = {name: function(trajectory) for name, function in functions.items()}
-        parts: dict[str, float | None] = {}
-        for name, verdict in verdicts.items():
-            parts |= {name: verdict.reward, **{f"{name}/{part}": value for part, value in verdict.parts.items()}}
-        given = [verdict.reward for verdict in verdicts.values()]
-        # One part unjudged leaves the whole unjudged: a sum over the rest would be another reward.
-        known = [value for value in given if value is not None]
-        total = (
-            sum(weight * value for weight, value in zip(rewards.values(), known, strict=True))
-            if len(known) == len(given)
-            else None
-        )
-        success = next((verdict.success for verdict in verdicts.values() if verdict.success is not None), None)
-        return Score(reward=total, success=success, parts=parts)
-
-    return combined
+def scorer_of(config: ScoreConfig, environment: Environment, judge_config: JudgeConfig) -> Scorer:
+    """Return one scorer for all rewards of the settings; raises as `weighted` does."""
+    return weighted(config.rewards, environment, config.timeout_seconds, judge_config, config.conversational)
 
 
-def _users_scorer(name: str, timeout_seconds: float) -> Scorer:
-    """Let a user's function return a Score, a number or None, in a process that can be killed: it may never return."""
-    load_attribute(name, what="reward")
-
-    def scorer(trajectory: Trajectory) -> Score:
-        found = POOL.call(name, trajectory, seconds=timeout_seconds)
-        return found if isinstance(found, Score) else Score(reward=None if found is None else float(found))
-
-    return scorer
-
-
-def score_table(table: pa.Table, scorer: Scorer, threads: int = 1) -> pa.Table:
-    """Return a rollout's table with the columns of `score` added."""
-    verdicts = judge(from_table(table), scorer, threads)
+def score_table(table: pa.Table, scorer: Scorer, threads: int = 1, kept: Verdicts | None = None) -> pa.Table:
+    """Return a rollout's table with the columns of `score` added; trajectories with a kept verdict are not judged."""
+    verdicts = judge(from_table(table), scorer, threads, kept)
     rows = [verdicts[trajectory_id] for trajectory_id in table.column("trajectory_id").to_pylist()]
     added = {
         "reward": pa.array([verdict.reward for verdict, _ in rows], pa.float64()),
@@ -210,63 +264,14 @@ def score_table(table: pa.Table, scorer: Scorer, threads: int = 1) -> pa.Table:
     return scored
 
 
-def judge(rows: Iterable[Trajectory], scorer: Scorer, threads: int = 1) -> dict[str, tuple[Score, str]]:
-    """Return verdict and score_status by trajectory; a trajectory of several rows is judged once, whole.
-
-    A scorer that waits for somebody else may be asked from several threads; the order is that of the rows.
-    """
-    steps = grouped((row.trajectory_id, row) for row in rows)
-    if threads == 1:
-        return {name: _judge_one(several, scorer) for name, several in steps.items()}
-    with ThreadPoolExecutor(threads) as pool:
-        return dict(zip(steps, pool.map(partial(_judge_one, scorer=scorer), steps.values()), strict=True))
-
-
-def _judge_one(steps: list[Trajectory], scorer: Scorer) -> tuple[Score, str]:
-    last = steps[-1]
-    if last.status == "failed":
-        return Score(reward=None), "skipped"
-    whole = last if len(steps) == 1 else replace(last, turns=[turn for step in steps for turn in step.turns])
-    try:
-        verdict = checked(scorer(whole))
-    except TimeoutError as error:
-        return Score(reward=None, parts={f"error: {error}": None}), "verifier_timeout"
-    except (
-        Exception,
-        SystemExit,
-        GeneratorExit,
-    ) as error:  # a reward function's failure is its row's, not the stage's, and no verdict
-        return Score(reward=None, parts={f"error: {type(error).__name__}: {error}": None}), "verifier_error"
-    if verdict.reward is not None and not abs(verdict.reward) <= LARGEST_REWARD:  # NaN is not below it either
-        return Score(reward=None, parts={f"error: the reward is {verdict.reward}": None}), "verifier_error"
-    return verdict, "scored" if verdict.reward is not None else "verifier_error"
-
-
-SUMMARY_COLUMNS = ("is_last_step", "score_status", "sample", "env", "reward", "success", "group_id")
-
-
-def checked(verdict: Any) -> Score:
-    """Return a verdict with plain numbers and truth values.
-
-    Raises:
-        TypeError, ValueError: it is no Score, or holds what is neither.
-    """
-    if not isinstance(verdict, Score):
-        raise TypeError(f"the verdict is a {type(verdict).__name__}, not a Score")
-    if verdict.success is not None and verdict.success not in (True, False):
-        raise TypeError(f"success is {verdict.success!r}, neither true nor false")
-    parts = {str(name): None if value is None else float(value) for name, value in verdict.parts.items()}
-    return Score(
-        reward=None if verdict.reward is None else float(verdict.reward),
-        success=None if verdict.success is None else bool(verdict.success),
-        parts=parts,
-    )
+SUMMARY_COLUMNS = ("is_last_step", "score_status", "sample", "env", "reward", "reward_parts", "success", "group_id")
 
 
 def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:
     """Return the numbers of scored shards; trajectories count once, however many rows they have."""
     rewards, successes, statuses = [], [], Counter()
     groups: dict[str, list[float]] = {}
+    parts: dict[str, list[float]] = {}
     size, env = 1, ""
     for table in tables:
         last = table.filter(table.column("is_last_step"))
@@ -276,6 +281,9 @@ def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:
         known = last.filter(pc.is_valid(last.column("reward")))
         rewards += known.column("reward").to_pylist()
         successes += [float(value) for value in known.column("success").to_pylist() if value is not None]
+        for given in map(json.loads, known.column("reward_parts").to_pylist()):
+            for name, value in given.items():
+                parts.setdefault(name, []).extend([] if value is None else [value])
         for group, success, reward in zip(
             *(known.column(c).to_pylist() for c in ("group_id", "success", "reward")), strict=True
         ):
@@ -286,7 +294,8 @@ def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:
         "reward/success": mean(successes),
         f"reward/avg_pass_at_{size}": mean(float(max(values) > 0) for values in groups.values()),
         f"reward/{env}/variance_per_prompt": mean(variances),
-        "reward/groups_with_signal": mean(float(value > 0) for value in variances),
+        "reward/groups_with_signal": mean(float(has_spread(values)) for values in groups.values() if len(values) > 1),
+        **{f"reward/part/{name}": mean(values) for name, values in sorted(parts.items()) if values},
         **{f"score/status/{status}": count for status, count in sorted(statuses.items())},
     }
 

@@ -207,7 +207,7 @@ def preview(
     groups, drawn_for = table.column("group_id").to_pylist(), table.column("trajectory_id")[0].as_py()
     rows = mini_batches(groups, config.policy_mini_batch_size, derive_seed(seed, drawn_for, 0))[0]
     update = Update(objective)
-    norm = float(update.gradient(learner, rows).norm())
+    norm = float(torch.linalg.vector_norm(update.gradient(learner, rows), dtype=torch.float64))
     if not math.isfinite(norm):
         raise EngineError("the gradient is not finite", hint="Look at the algorithm's settings, and at the shard")
     return {

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nanoskyrl.algos.shaping import ZERO_SPREAD, has_spread
 from nanoskyrl.stages.core.errors import check_numbers, check_words
 from nanoskyrl.stages.core.metrics import grouped
 
-ZERO_SPREAD = 1e-6
-"""Rewards closer than this, relative to the largest, are equal: twelve times 0.7 has a variance only by rounding."""
 SINGLETON = ("zero", "drop", "raw", "error")
 Numbers = list[float | None]
 """One a trajectory; None where there is none."""
@@ -85,12 +84,6 @@ class Estimator:
     needs_values: bool = False
     by_token: bool = False
     """Whether a penalty falls on its own token; else its sum is taken off the trajectory's reward."""
-
-
-def has_spread(rewards: Sequence[float], tolerance: float = ZERO_SPREAD) -> bool:
-    """Say whether the rewards of a group differ by more than the tolerance, which is relative to the largest."""
-    scale = max((abs(reward) for reward in rewards), default=0.0)
-    return len(rewards) > 1 and max(rewards) - min(rewards) > tolerance * scale
 
 
 def group_normalized(

@@ -6,10 +6,10 @@ from nanoskyrl.algos.estimators.base import (
     Estimator,
     EstimatorConfig,
     centred,
-    has_spread,
     on_tokens,
     std,
 )
+from nanoskyrl.algos.shaping import has_spread
 
 
 def batch_std(batch: Batch, config: EstimatorConfig) -> Estimates:

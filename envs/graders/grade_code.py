@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from nanoskyrl.envs.actions import last_fence
 from nanoskyrl.envs.graders.program_tests import run_tests
+from nanoskyrl.envs.graders.reading import last_fence
 from nanoskyrl.envs.sandbox.base import Limits, full_python, run_python
 
 LIMITS = Limits(seconds=10.0, memory_mb=1024)

@@ -1,56 +1,67 @@
 """Every way of telling a right answer from a wrong one, by kind.
 
-A grader takes what is right and what was written, and returns a verdict. It never raises for what was written, and
-what it cannot judge it does not call wrong: `correct` is None.
+A grader takes what is right and what was written, and returns a verdict. `reading.py` finds the answer,
+`equality.py` compares. A grader never raises for what was written, and what it cannot judge it does not call wrong:
+`correct` is None.
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
-from nanoskyrl.envs.actions import ParsedCall, final_answer, letter_of, tool_calls
+from nanoskyrl.envs.actions import ParsedCall, tool_calls
 from nanoskyrl.envs.base import VerifierTimeout
-from nanoskyrl.envs.graders import grade_math
-from nanoskyrl.envs.graders.answers import leading_number, same_answer
-from nanoskyrl.envs.graders.workers import WorkerDied, Workers, WorkerTimeout
+from nanoskyrl.envs.graders import equality
+from nanoskyrl.envs.graders.answers import same_answer
+from nanoskyrl.envs.graders.equality import (
+    POOL as POOL,
+    RIGHT,
+    WRONG,
+    Verdict,
+    compare,
+    members_of,
+    number_in,
+    same_members,
+)
+from nanoskyrl.envs.graders.golds import golds_of
+from nanoskyrl.envs.graders.reading import (
+    REASONING,
+    TAGS,
+    Marks,
+    Stated,
+    choice_in,
+    chosen,
+    last_box,
+    stated,
+    without_reasoning,
+)
 from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean, told_as
 from nanoskyrl.stages.core.trajectory import ToolCall, Trajectory
 
-POOL = Workers(quiet=True)
-"""For libraries that may never come back; they print what they do not understand."""
 SECONDS = 10.0
-"""For one comparison that needs a library."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a grader says."""
-
-    correct: bool | None
-    """None: it could not be judged, because the grader was killed or died."""
-    why: str
-    """`right`, or what is wrong, or `timeout` or `died` where there is no verdict."""
-
+"""For one answer that needs a library."""
 
 ANSWERED = "answered"
 """Part of a score that says whether there was an answer to be judged at all, 1 or 0."""
 NO_ANSWER = "no_answer"
 """The kind of mistake of a turn that ends an attempt and holds no answer."""
-RIGHT, WRONG = Verdict(True, "right"), Verdict(False, "another answer")
 NONE = Verdict(False, "no answer")
 UNANSWERED = ToolCall(tool=None, result="no answer was found", ok=False, error=NO_ANSWER)
 """Recorded in place of a call, so that such turns can be counted beside calls that failed."""
 
 
-def grade(kind: str, gold: Any, pred: str | None, *, seconds: float = SECONDS) -> Verdict:
+def grade(kind: str, gold: Any, pred: str | None, *, seconds: float = SECONDS, marks: Marks = REASONING) -> Verdict:
     """Return the verdict on an answer.
 
     Args:
         kind: One of KINDS.
-        gold: What is right: text for most kinds, a letter or an index for mcq, calls for tool_call, tests for code.
-        pred: What was written; None is no answer, and wrong.
-        seconds: What a library may take.
+        gold: What is right: text for most kinds, or a list or an object of texts that each are; a letter or an index
+            for mcq, members for set and tuple, calls for tool_call, tests for code.
+        pred: What was written, reasoning and all; None is no answer, and wrong.
+        seconds: What a library may take for this answer.
+        marks: What opens and closes reasoning, which is never judged.
 
     Raises:
         SettingsError: there is no such kind.
@@ -69,7 +80,23 @@ def grade(kind: str, gold: Any, pred: str | None, *, seconds: float = SECONDS) -
         )
     if pred is None:
         return NONE
-    return KINDS[kind](gold, pred, seconds)
+    pred = without_reasoning(pred, marks)
+    if kind in WHOLE_GOLDS or not isinstance(gold, list | dict):
+        return KINDS[kind](gold, pred, seconds)
+    with told_as(InputError, "the gold answer", ValueError, hint="Give a text, a list of texts, or a known object"):
+        golds = golds_of(gold)
+    deadline = time.monotonic() + seconds
+    return _any(KINDS[kind](one, pred, max(0.0, deadline - time.monotonic())) for one in golds)
+
+
+def _any(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return the first verdict that is right, else the first that is none, else the first."""
+    seen: list[Verdict] = []
+    for verdict in verdicts:
+        if verdict.correct:
+            return verdict
+        seen.append(verdict)
+    return next((verdict for verdict in seen if verdict.correct is None), seen[0])
 
 
 def judged(verdict: Verdict) -> bool:
@@ -86,7 +113,7 @@ def judged(verdict: Verdict) -> bool:
     return verdict.correct
 
 
-def answer_verdict(trajectory: Trajectory) -> tuple[bool, bool]:
+def answer_verdict(trajectory: Trajectory, marks: Marks = REASONING) -> tuple[bool, bool]:
     """Return whether the last turn answers, and whether rightly.
 
     Generated tasks are compared by spelling; those of a data set name their grader in the metadata.
@@ -97,130 +124,111 @@ def answer_verdict(trajectory: Trajectory) -> tuple[bool, bool]:
     action = trajectory.turns[-1].action if trajectory.turns else ""
     gold = trajectory.metadata["ground_truth"]
     kind = trajectory.metadata.get("grader")
-    answer = answer_in(action, kind)
+    answer = answer_in(action, kind, marks)
     if kind is None:
         return answer is not None, same_answer(answer, str(gold))
-    return answer is not None, judged(grade(kind, gold, action))
+    return answer is not None, judged(grade(kind, gold, action, marks=marks))
 
 
-def answer_in(action: str, kind: str | None) -> str | None:
+def answer_in(action: str, kind: str | None, marks: Marks = REASONING) -> str | None:
     """Return the answer that a grader of this kind looks at, or None if there is none."""
-    return stated_answer(action) if kind == "stated_answer" else final_answer(action)
+    found = stated(action, marks=marks) if kind == "stated_answer" else stated(action, (TAGS,), marks=marks)
+    return None if found is None else found.text
 
 
-def unanswered(action: str, kind: str | None) -> list[ToolCall]:
+def unanswered(action: str, kind: str | None, marks: Marks = REASONING) -> list[ToolCall]:
     """Return the record of a last turn that does not answer; of one that does, nothing."""
-    return [UNANSWERED] if answer_in(action, kind) is None else []
+    return [UNANSWERED] if answer_in(action, kind, marks) is None else []
+
+
+def _looked_at(verdict: Verdict, answer: Stated) -> Verdict:
+    return replace(verdict, taken=answer.text, form=answer.form)
+
+
+def _compared(gold: Any, answer: Stated | None, seconds: float) -> Verdict:
+    if answer is None:
+        return NONE
+    gold = str(gold)
+    return _looked_at(compare(last_box(gold) or gold, answer.text, seconds=seconds), answer)
 
 
 def _math(gold: Any, pred: str, seconds: float) -> Verdict:
-    r"""Compare as mathematics; of a text with boxes the last one counts, and one that is not closed is no answer."""
-    gold = str(gold)
-    wanted = grade_math.last_box(gold) or gold
-    found = grade_math.last_box(pred) if grade_math.has_box(pred) else pred
-    if found is None or not found.strip():
+    """Compare what is stated, or else the whole text."""
+    return _compared(gold, stated(pred, whole=True, marks=()), seconds)
+
+
+def _final_answer(gold: Any, pred: str, seconds: float) -> Verdict:
+    """Compare the last answer in tags."""
+    return _compared(gold, stated(pred, (TAGS,), marks=()), seconds)
+
+
+def _stated_answer(gold: Any, pred: str, seconds: float) -> Verdict:
+    """Compare the answer in whatever form a data set's own prompt asks for it."""
+    return _compared(gold, stated(pred, marks=()), seconds)
+
+
+def _listed(gold: Any, pred: str, seconds: float, *, ordered: bool) -> Verdict:
+    answer = stated(pred, whole=True, marks=())
+    if answer is None:
         return NONE
-    verdict = grade_math.decide(wanted, found)
-    if verdict is None:
-        try:
-            verdict = POOL.call("nanoskyrl.envs.graders.grade_math:equal", wanted, found, seconds=seconds)
-        except WorkerTimeout:
-            return Verdict(None, "timeout")
-        except (WorkerDied, MemoryError, RecursionError):
-            return Verdict(None, "died")
-    return RIGHT if verdict else WRONG
-
-
-def _members(text: Any) -> list[str]:
-    """Split at commas that stand in no bracket; outer brackets and braces do not count. A list is split already."""
-    if isinstance(text, list):
-        return [str(member) for member in text]
-    text = grade_math.normalize(grade_math.last_box(text) or text)
-    text = text.replace("\\{", "{").replace("\\}", "}")
-    if grade_math.is_one_pair(text):
-        text = text[1:-1]
-    members, depth, start = [], 0, 0
-    for i, sign in enumerate(text):
-        depth += (sign in "([{") - (sign in ")]}")
-        if sign in ",;" and depth == 0:
-            members.append(text[start:i].strip())
-            start = i + 1
-    return [member for member in [*members, text[start:].strip()] if member]
+    deadline = time.monotonic() + seconds
+    wanted = members_of(gold if isinstance(gold, list) else last_box(str(gold)) or str(gold))
+    verdict = same_members(wanted, members_of(answer.text), lambda: deadline - time.monotonic(), ordered=ordered)
+    return _looked_at(replace(verdict, kind=equality.LIST if ordered else equality.SET), answer)
 
 
 def _tuple(gold: Any, pred: str, seconds: float) -> Verdict:
     """Compare members in their order."""
-    wanted, found = _members(gold if isinstance(gold, list) else str(gold)), _members(pred)
-    if not found:
-        return NONE
-    if len(wanted) != len(found):
-        return Verdict(False, f"{len(found)} members, not {len(wanted)}")
-    for left, right in zip(wanted, found, strict=True):
-        verdict = _math(left, right, seconds)
-        if not verdict.correct:
-            return verdict
-    return RIGHT
+    return _listed(gold, pred, seconds, ordered=True)
 
 
 def _set(gold: Any, pred: str, seconds: float) -> Verdict:
-    """Compare members in any order; each wanted one must be found once, and nothing else."""
-    wanted = _distinct(_members(gold if isinstance(gold, list) else str(gold)), seconds)
-    left = _distinct(_members(pred), seconds)
-    if not left:
-        return NONE
-    if len(left) != len(wanted):
-        return Verdict(False, f"{len(left)} members, not {len(wanted)}")
-    for member in wanted:
-        verdicts = [_math(member, other, seconds) for other in left]
-        place = next((i for i, verdict in enumerate(verdicts) if verdict.correct), None)
-        if place is None:
-            return next((verdict for verdict in verdicts if verdict.correct is None), WRONG)
-        del left[place]
-    return RIGHT
-
-
-def _distinct(members: list[str], seconds: float) -> list[str]:
-    kept: list[str] = []
-    for member in members:
-        if not any(_math(other, member, seconds).correct for other in kept):
-            kept.append(member)
-    return kept
+    """Compare members in any order; each wanted one must be found, and nothing else."""
+    return _listed(gold, pred, seconds, ordered=False)
 
 
 def _number(gold: Any, pred: str, seconds: float) -> Verdict:
-    """Compare numbers as GSM8K does: what stands behind the last `####`, or in a box, or is the whole text."""
-    wanted = leading_number(_stated(str(gold)))
+    """Compare numbers as GSM8K does: the number that is stated, whatever it counts."""
+    said = stated(str(gold), whole=True)
+    wanted = number_in(said.text) if said else None
     if wanted is None:
         raise InputError(f"the gold answer {str(gold)[:60]!r} is no number", hint="Grade it as math or final_answer")
-    found = leading_number(_stated(pred))
-    if found is None:
+    answer = stated(pred, whole=True, marks=())
+    found = number_in(answer.text) if answer else None
+    if answer is None:
         return Verdict(False, "no number")
-    return RIGHT if found == wanted else WRONG
-
-
-def _stated(text: str) -> str:
-    if "####" in text:
-        return text.rsplit("####", 1)[1].strip().partition("\n")[0]
-    answer = final_answer(text)
-    if answer is not None:
-        return answer
-    return (grade_math.last_box(text) or "") if grade_math.has_box(text) else text.strip()
+    if found is None and "=" in answer.text:
+        return _looked_at(compare(str(wanted), answer.text, seconds=seconds), answer)
+    verdict = Verdict(False, "no number") if found is None else RIGHT if found == wanted else WRONG
+    return _looked_at(replace(verdict, kind=equality.NUMBER), answer)
 
 
 def _mcq(gold: Any, pred: str, seconds: float) -> Verdict:
     """Compare letters; an index counts from 0, and is A. Only a letter that is stated as the answer counts."""
-    indexed = isinstance(gold, int) and not isinstance(gold, bool) and 0 <= gold < 26
-    wanted = chr(ord("A") + gold) if indexed else str(gold).strip().upper()
-    if len(wanted) != 1 or not "A" <= wanted <= "Z":
-        raise InputError(f"the gold answer {gold!r} is no letter", hint="Give a letter, or an index that counts from 0")
-    found = letter_of(grade_math.last_box(pred) or final_answer(pred) or pred)
+    wanted = letter_of_gold(gold)
+    found = chosen(pred, marks=())
     if found is None:
-        return Verdict(False, "no letter")
-    return RIGHT if found == wanted else Verdict(False, f"{found}, not {wanted}")
+        return Verdict(False, "no letter", kind=equality.CHOICE)
+    right = found.text == wanted
+    return _looked_at(Verdict(right, "right" if right else f"{found.text}, not {wanted}", kind=equality.CHOICE), found)
 
 
-def _tool_call(gold: Any, pred: str, seconds: float) -> Verdict:
-    """Compare all calls of a turn with the wanted ones, in order; 1 and 1.0 are equal, 1 and "1" are not."""
+def letter_of_gold(gold: Any) -> str:
+    """Return the letter of a gold: a letter, with the option's text or without, or an index that counts from 0.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if isinstance(gold, int) and not isinstance(gold, bool) and 0 <= gold < 26:
+        return chr(ord("A") + gold)
+    letter = choice_in(gold.strip().upper() if len(gold.strip()) == 1 else gold) if isinstance(gold, str) else None
+    if not letter:
+        raise InputError(f"the gold answer {gold!r} is no letter", hint="Give a letter, or an index that counts from 0")
+    return letter
+
+
+def _tool_call(gold: Any, pred: str, seconds: float, *, any_order: bool = False) -> Verdict:
+    """Compare all calls of a turn with the wanted ones, in order or in any; 1 and 1.0 are equal, 1 and "1" are not."""
     wanted = [_as_call(call) for call in (gold if isinstance(gold, list) else [gold])]
     found = tool_calls(pred)
     if not found:
@@ -230,12 +238,21 @@ def _tool_call(gold: Any, pred: str, seconds: float) -> Verdict:
             return Verdict(False, f"{call.error}: {call.detail}")
     if len(found) != len(wanted):
         return Verdict(False, f"{len(found)} calls, not {len(wanted)}")
-    for call, (name, args) in zip(found, wanted, strict=True):
-        if call.tool != name:
-            return Verdict(False, f"a call of {call.tool}, not {name}")
-        if _canonical(call.args) != _canonical(args):
+    left = [(call.tool, call.args) for call in found]
+    for name, args in wanted:
+        named = [call for call in left if call[0] == name] if any_order else left[:1]
+        call = next((call for call in named if _canonical(call[1]) == _canonical(args)), named[0] if named else None)
+        if call is None or call[0] != name:
+            return Verdict(False, f"a call of {left[0][0]}, not {name}")
+        if _canonical(call[1]) != _canonical(args):
             return Verdict(False, f"other arguments for {name}")
+        left.remove(call)
     return RIGHT
+
+
+def _tool_call_set(gold: Any, pred: str, seconds: float) -> Verdict:
+    """Compare calls in any order, as BFCL does with parallel ones."""
+    return _tool_call(gold, pred, seconds, any_order=True)
 
 
 def _as_call(call: Any) -> tuple[str, dict[str, Any]]:
@@ -280,32 +297,6 @@ def _code(gold: Any, pred: str, seconds: float) -> Verdict:
     return Verdict(correct, why)
 
 
-def _final_answer(gold: Any, pred: str, seconds: float) -> Verdict:
-    """Compare the last answer in tags, by spelling, and as mathematics where the gold is some."""
-    answer = final_answer(pred)
-    if answer is None:
-        return NONE
-    return RIGHT if same_answer(answer, str(gold)) else _math(gold, answer, seconds)
-
-
-def stated_answer(text: str) -> str | None:
-    """Return the answer in tags, else in the last box, else behind the last `####`; None if there is none."""
-    answer = final_answer(text)
-    if answer is None and grade_math.has_box(text):
-        answer = grade_math.last_box(text)
-    if answer is None and "####" in text:
-        answer = text.rsplit("####", 1)[1].strip().partition("\n")[0]
-    return answer or None
-
-
-def _stated_answer(gold: Any, pred: str, seconds: float) -> Verdict:
-    """Compare the answer in whatever form a data set's own prompt asks for it."""
-    answer = stated_answer(pred)
-    if answer is None:
-        return NONE
-    return RIGHT if same_answer(answer, str(gold)) else _math(gold, answer, seconds)
-
-
 Grader = Callable[[Any, str, float], Verdict]
 KINDS: dict[str, Grader] = {
     "math": _math,
@@ -315,6 +306,9 @@ KINDS: dict[str, Grader] = {
     "number": _number,
     "code": _code,
     "tool_call": _tool_call,
+    "tool_call_set": _tool_call_set,
     "final_answer": _final_answer,
     "stated_answer": _stated_answer,
 }
+WHOLE_GOLDS = ("set", "tuple", "tool_call", "tool_call_set", "code")
+"""Kinds whose gold is a list or an object itself, and no choice of several."""

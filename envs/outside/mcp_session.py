@@ -50,7 +50,7 @@ class McpSession:
         self._timeout = timeout_seconds
         self._requests: asyncio.Queue[Any] = asyncio.Queue()
         ready: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._served = asyncio.run_coroutine_threadsafe(self._serve(ready), _loop())
+        self._served = asyncio.run_coroutine_threadsafe(self._serve(ready), background_loop())
         try:
             ready.result(timeout_seconds)
         except BaseException:
@@ -92,7 +92,7 @@ class McpSession:
     def close(self) -> None:
         """End the session; a second time nothing happens."""
         if not self._served.done():
-            _loop().call_soon_threadsafe(self._requests.put_nowait, None)
+            background_loop().call_soon_threadsafe(self._requests.put_nowait, None)
             concurrent.futures.wait([self._served], timeout=10)
             self._served.cancel()
 
@@ -100,7 +100,7 @@ class McpSession:
         if self._served.done():
             raise ConnectionError("the session with the MCP server has ended")
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        _loop().call_soon_threadsafe(self._requests.put_nowait, (work, future))
+        background_loop().call_soon_threadsafe(self._requests.put_nowait, (work, future))
         finished, _ = concurrent.futures.wait([future, self._served], self._timeout, concurrent.futures.FIRST_COMPLETED)
         if future.done():
             return future.result()
@@ -150,7 +150,7 @@ async def _process(command: list[str]) -> AsyncIterator[tuple[Any, Any]]:
         yield streams[0], streams[1]
 
 
-def _loop() -> asyncio.AbstractEventLoop:
+def background_loop() -> asyncio.AbstractEventLoop:
     """Return the loop that all sessions live in."""
     with _STARTING:  # several episodes may begin at once, and must find the same loop
         return _started()

@@ -1,16 +1,14 @@
 """Multiple choice: how options are shown, and which letter a text answers with.
 
-The letter is read from where an answer is given ("Answer: C", "the answer is (C)",
-a box), the last such place, never from a stray "I" or "A" in a sentence. MMLU-Pro's own
-chain, whose last step does just that, is an option for numbers to be set beside its board.
+The letter is read as every grader reads it (`envs/graders/reading.py`), never from a stray "I" or "A" in a
+sentence. MMLU-Pro's own chain, whose last step does just that, is an option for numbers to be set beside its board.
 """
 
 import random
 import re
 from collections.abc import Sequence
 
-from nanoskyrl.envs.actions import final_answer, letter_of
-from nanoskyrl.envs.graders.grade_math import last_box, normalize
+from nanoskyrl.envs.graders.reading import chosen
 
 LETTERS = "ABCDEFGHIJKLMNOP"
 GUESS_SEED = 12345
@@ -33,15 +31,14 @@ def question_text(question: str, options: Sequence[str]) -> str:
 
 
 def answer_letter(text: str, count: int) -> str | None:
-    """Return the letter that a text answers with, in its last box or where it states an answer, or None.
+    """Return the letter that a text answers with, or None.
 
     Args:
         text: What the model wrote.
         count: Options there are; a letter beyond them is no answer.
     """
-    boxed = last_box(text)
-    letter = letter_of(normalize(boxed) if boxed else final_answer(text) or text)
-    return letter if letter is not None and letter in LETTERS[:count] else None
+    found = chosen(text)
+    return found.text if found is not None and found.text in LETTERS[:count] else None
 
 
 def official_chain(text: str, count: int) -> str:

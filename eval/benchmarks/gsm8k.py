@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoskyrl.envs.base import Score, Task
-from nanoskyrl.envs.graders.kinds import grade, stated_answer
+from nanoskyrl.envs.graders.kinds import grade
+from nanoskyrl.envs.graders.reading import stated
 from nanoskyrl.eval.base import BenchConfig, Benchmark, graded, user
 from nanoskyrl.eval.rows import Hub, Row
 from nanoskyrl.stages.core.trajectory import Trajectory
@@ -56,7 +57,7 @@ class Gsm8k(Benchmark):
 
     def verdict(self, text: str, metadata: Mapping[str, Any], trajectory: Trajectory) -> Score:
         """Compare the number that is stated."""
-        if self.config.last_number and stated_answer(text) is None and (numbers := _NUMBER.findall(text)):
+        if self.config.last_number and stated(text) is None and (numbers := _NUMBER.findall(text)):
             text = numbers[-1]
         verdict = grade("number", metadata["ground_truth"], text)
         return graded(bool(verdict.correct), answered=verdict.why != "no number")

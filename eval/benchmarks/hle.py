@@ -13,6 +13,7 @@ from typing import Any
 
 from nanoskyrl.envs.base import Score, Task
 from nanoskyrl.envs.graders.judge import Judge
+from nanoskyrl.envs.graders.reading import LINE, stated
 from nanoskyrl.eval.base import Scored, WithTools, graded, unjudged, wrong
 from nanoskyrl.eval.benchmarks.calibration import calibration_error, official_calibration_error
 from nanoskyrl.eval.benchmarks.words import same_words
@@ -50,7 +51,6 @@ SCHEMA = {
 """The authors' fields."""
 JUDGED, UNJUDGED = "accuracy", "exact_match_no_judge"
 
-_ANSWER = re.compile(r"^[\s*_#>]*(?:exact |final )?answer[\s*_]*[:：][\s*_]*(.*\S)", re.IGNORECASE | re.MULTILINE)
 _CONFIDENCE = re.compile(
     r"^[\s*_#>]*confidence[\s*_]*[:：][\s*_]*(\d{1,3}(?:\.\d+)?)\s*%?", re.IGNORECASE | re.MULTILINE
 )
@@ -160,9 +160,9 @@ class Hle(Judged):
 
 
 def answer_line(text: str) -> str | None:
-    """Return what stands behind the last "Answer:", or None."""
-    found = _ANSWER.findall(text)
-    return found[-1].strip().strip("*_` ") or None if found else None
+    """Return what the last answer line states, or None."""
+    found = stated(text, (LINE,))
+    return found.text if found is not None else None
 
 
 def confidence(text: str) -> float | None:

@@ -1,6 +1,6 @@
 """MATH and MATH-500: competition problems whose answer stands in a box (arXiv 2103.03874).
 
-The answer is the last box of the reply. Equality is math-verify's behind our layer, not
+The answer is what the reply states, in a box as a rule. Equality is math-verify's behind our layer, not
 the authors' comparison of strings: a fraction and its decimal are the same number.
 """
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoskyrl.envs.base import Score, Task
-from nanoskyrl.envs.graders.grade_math import last_box
 from nanoskyrl.envs.graders.kinds import grade, judged
+from nanoskyrl.envs.graders.reading import last_box, stated
 from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user
 from nanoskyrl.eval.benchmarks.mmlu import by_group
 from nanoskyrl.eval.rows import Hub, Row
@@ -52,11 +52,10 @@ class Math(Benchmark):
         return task.metadata["solution"]
 
     def verdict(self, text: str, metadata: Mapping[str, Any], trajectory: Trajectory) -> Score:
-        """Compare the last box with the gold."""
-        found = last_box(text)
-        if found is None:
+        """Compare the stated answer with the gold."""
+        if stated(text) is None:
             return graded(False, answered=False)
-        return graded(judged(grade("math", metadata["ground_truth"], f"\\boxed{{{found}}}")))
+        return graded(judged(grade("stated_answer", metadata["ground_truth"], text)))
 
     def metrics(self, rows: Sequence[Scored]) -> dict[str, Any]:
         """Return accuracy by level and by subject."""

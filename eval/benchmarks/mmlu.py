@@ -30,12 +30,14 @@ def options_in(row: Row, column: str) -> list[Any]:
     """Return the options of a row; the text of a CSV cell is read as a list of JSON or Python.
 
     Raises:
-        ValueError: it is no list, or one of fewer than two.
+        ValueError: it is no list, or an empty one, or came as text and holds fewer than two.
     """
     value = row[column]
     found = _list_in(value) if isinstance(value, str) else value
-    # numpy prints ['a' 'b'], which Python reads as a list of one text, 'ab'.
-    if not isinstance(found, list | tuple) or len(found) < 2:
+    # numpy prints ['a' 'b'], which Python reads as a list of one text, 'ab'. In lists, five questions of MMLU-Pro have
+    # one option.
+    least = 2 if isinstance(value, str) else 1
+    if not isinstance(found, list | tuple) or len(found) < least:
         raise ValueError(
             f"`{column}` must be a list of options, in a CSV cell written with commas as JSON or Python write it, "
             f"not {shortened(value)}"

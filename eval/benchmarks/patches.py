@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from nanoskyrl.envs.datasets import json_rows
+from nanoskyrl.envs.data_files import json_rows
 from nanoskyrl.stages.core.errors import InputError
 
 _FENCED = re.compile(r"^```(?:diff|patch)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)

@@ -143,7 +143,7 @@ class SweBenchVerified(Benchmark):
 
     def score(self, trajectory: Trajectory) -> Score:
         """Check the patch; run the harness on it, where it can run. Without, resolved is not known."""
-        metadata, patch = trajectory.metadata, patch_of(trajectory)
+        metadata, patch = trajectory.metadata, self.patch_of(trajectory)
         if not patch:
             known = self.no_harness is None
             parts: dict[str, float | None] = {ANSWERED: 0.0, "patch_empty": 1.0}
@@ -175,18 +175,17 @@ class SweBenchVerified(Benchmark):
 
     def files(self, rows: Iterable[Trajectory]) -> dict[str, bytes]:
         """Return the predictions, a file for each sample."""
-        found = grouped((row.sample, (row.task_id, patch_of(row))) for row in rows)
+        found = grouped((row.sample, (row.task_id, self.patch_of(row))) for row in rows)
         return {
             PREDICTIONS if sample == 0 else f"predictions-{sample}.jsonl": predictions(each, self.config.model_name)
             for sample, each in sorted(found.items())
         }
 
-
-def patch_of(row: Trajectory) -> str:
-    """Return the patch of an attempt: what its checkout had become, or what its last reply holds."""
-    if row.metadata.get("agent"):
-        return str(row.metadata.get("model_patch") or "")
-    return patch_in(row.turns[-1].action) if row.turns else ""
+    def patch_of(self, row: Trajectory) -> str:
+        """Return the patch of an attempt: what its checkout had become, or what its last reply holds."""
+        if row.metadata.get("agent"):
+            return str(row.metadata.get("model_patch") or "")
+        return patch_in(self.said(row.turns[-1].action)) if row.turns else ""
 
 
 PARTS = ("patch_empty", "patch_parses", "patch_applies")

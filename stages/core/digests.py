@@ -35,6 +35,15 @@ def digest_file(path: Path) -> str:
     return hasher.hexdigest()
 
 
+def digest_path(path: Path) -> str:
+    """Return the digest of a file, or of a folder: of the names and digests of its files, hidden ones left out."""
+    if not path.is_dir():
+        return digest_file(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    names = {str(file.relative_to(path)): file for file in files}
+    return digest_json({name: digest_file(file) for name, file in names.items() if not name.startswith(".")})
+
+
 def canonical_json(value: Any) -> str:
     """Return JSON with sorted keys and no spaces: equal values give equal text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

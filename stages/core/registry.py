@@ -20,6 +20,7 @@ ENVS = {
     "alfworld_lite": "nanoskyrl.envs.worlds.alfworld.environment:AlfworldLite",
     "openenv": "nanoskyrl.envs.outside.openenv:OpenEnv",
     "skyrl_gym": "nanoskyrl.envs.outside.skyrl_gym:SkyrlGym",
+    "verifiers": "nanoskyrl.envs.outside.verifiers_env:Verifiers",
     "fleet": "nanoskyrl.envs.outside.fleet:Fleet",
 }
 

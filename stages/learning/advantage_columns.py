@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from nanoskyrl.algos.estimators.base import Batch, Estimates, Estimator, has_spread
-from nanoskyrl.algos.shaping import first_groups, groups_with_spread, is_overlong, overlong_punishment
+from nanoskyrl.algos.estimators.base import Batch, Estimates, Estimator
+from nanoskyrl.algos.shaping import first_groups, groups_with_spread, has_spread, is_overlong, overlong_punishment
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.metrics import Value, mean
 from nanoskyrl.stages.core.registry import plugin_errors

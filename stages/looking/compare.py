@@ -105,7 +105,7 @@ def compare(
                 "algo": algo,
                 "takes": recipe.algorithm.estimator,
                 "loss": seen["train/loss"],
-                "gradient_norm": float(gradients[-1].norm()),
+                "gradient_norm": float(torch.linalg.vector_norm(gradients[-1], dtype=torch.float64)),
                 "share_name": share,
                 "share": seen[f"policy/{share}"] if share else None,
                 "ratio_max": seen["train/ratio/max"],

@@ -25,7 +25,9 @@ def report_line(step: int, numbers: dict[str, Any]) -> str:
     shown = {"reward": "reward/avg_raw_reward", "entropy": "policy/policy_entropy", "grad": "train/grad_norm"}
     rest = "  ".join(f"{name} {_short(numbers.get(key))}" for name, key in shown.items())
     seconds = _short(numbers.get("loop/timing/total"))
-    return f"step {step:4d}  success {_percent(success)} {bar:<{BAR}}  {rest}  {seconds} s"
+    unjudged = numbers.get("score/unjudged")
+    why = f"  unjudged: {unjudged}" if unjudged else ""
+    return f"step {step:4d}  success {_percent(success)} {bar:<{BAR}}  {rest}  {seconds} s{why}"
 
 
 def _percent(value: float | None) -> str:

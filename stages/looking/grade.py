@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from nanoskyrl.envs.datasets import read_rows
-from nanoskyrl.envs.graders.kinds import grade
+from nanoskyrl.envs.graders.kinds import Verdict, grade
+from nanoskyrl.envs.graders.reading import REASONING, Marks
 from nanoskyrl.eval.benchmarks.patches import read_predictions
 from nanoskyrl.eval.benchmarks.swe_harness import find_log, report
 from nanoskyrl.eval.passk import mean_interval
@@ -20,24 +21,45 @@ from nanoskyrl.stages.core.errors import InputError, SettingsError
 NEEDED = ("kind", "gold", "pred")
 
 
-def grade_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield each row of a JSONL file with `correct` (true, false, or null where there is no verdict) and `why`.
+def grade_rows(path: Path, *, explain: bool = False, marks: Marks = REASONING) -> Iterator[dict[str, Any]]:
+    """Yield each row of a file with `correct` (true, false, or null where there is no verdict) and `why`.
+
+    Where a row has such a column already, ours is `graded_correct` or `graded_why`.
+
+    Args:
+        path: Rows of kind, gold and pred.
+        explain: Also yield `taken`, the answer that was looked at, `form`, how it was stated, and `compared_as`.
+        marks: What opens and closes reasoning.
 
     Raises:
-        InputError: the file is missing, or a row lacks a column, has an unknown kind, or a gold of another kind.
+        InputError: the file is missing; or, after the last row, some lack a column, have an unknown kind, or a gold of
+            another kind: their `why` says so, and they have no verdict.
     """
-    for place, row in read_rows(str(path), "file", "kind, gold and pred"):
-        if missing := [name for name in NEEDED if name not in row]:
-            raise InputError(f"{place} has no `{missing[0]}`", hint="Each row needs kind, gold and pred")
-        pred = row["pred"]
-        if pred is not None and not isinstance(pred, str):
-            # A number is an answer, too, if somebody's old output holds it as one.
-            pred = json.dumps(pred, ensure_ascii=False)
+    refused: list[InputError] = []
+    rows = read_rows(str(path), "file", "kind, gold and pred")
+    for place, row in rows:
         try:
-            verdict = grade(row["kind"], row["gold"], pred)
+            verdict = _verdict(row, marks)
         except (InputError, SettingsError) as error:
-            raise InputError(f"{place}: {error}", hint=error.hint) from error
-        yield {**row, "correct": verdict.correct, "why": verdict.why}
+            refused.append(InputError(f"{place}: {error}", hint=error.hint))
+            verdict = Verdict(None, f"error: {error}")
+        found = {"correct": verdict.correct, "why": verdict.why}
+        if explain:
+            found |= {"taken": verdict.taken, "form": verdict.form, "compared_as": verdict.kind}
+        yield {**row, **{f"graded_{name}" if name in row else name: value for name, value in found.items()}}
+    if refused:
+        more = f"; so {len(refused)} of {len(rows)} rows have no verdict" if len(rows) > 1 else ""
+        raise InputError(f"{refused[0]}{more}", hint=refused[0].hint)
+
+
+def _verdict(row: dict[str, Any], marks: Marks) -> Verdict:
+    if missing := [name for name in NEEDED if name not in row]:
+        raise InputError(f"there is no `{missing[0]}`", hint="Each row needs kind, gold and pred")
+    pred = row["pred"]
+    if pred is not None and not isinstance(pred, str):
+        # A number is an answer, too, if somebody's old output holds it as one.
+        pred = json.dumps(pred, ensure_ascii=False)
+    return grade(row["kind"], row["gold"], pred, marks=marks)
 
 
 def grade_logs(predictions: Path, logs: Path, data: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -59,7 +59,9 @@ def _score_line(manifest: Manifest, output: Path) -> str:
     others = ", ".join(f"{reason} {count}" for reason, count in manifest.dropped.items())
     scored = manifest.rows_out - sum(manifest.dropped.values())
     without = f" ({others})" if others else ""
-    return f"{scored} of {manifest.rows_out} rows scored{without}, success {success}, reward {reward}"
+    unjudged = manifest.facts.get("unjudged")
+    why = f"; {unjudged['count']} trajectories: {unjudged['reason']}" if unjudged else ""
+    return f"{scored} of {manifest.rows_out} rows scored{without}, success {success}, reward {reward}{why}"
 
 
 def _advantage_line(manifest: Manifest, output: Path) -> str:

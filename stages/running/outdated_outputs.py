@@ -26,12 +26,12 @@ def check_settings(session: Session, step: int) -> None:
     """
     from nanoskyrl.stages.advantage import needs_models
     from nanoskyrl.stages.rollout import environment_and_tasks
-    from nanoskyrl.stages.score import weighted
+    from nanoskyrl.stages.score import scorer_of
 
     session.places.check_first_policy()
     environment, _ = environment_and_tasks(session.rollout_config(step=step), session.settings)
     score, judge = (stage_config(session.settings, name) for name in ("score", "judge"))
-    weighted(score.rewards, environment, score.timeout_seconds, judge)
+    scorer_of(score, environment, judge)
     needs_models(session.advantage_config())
 
 

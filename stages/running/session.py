@@ -19,6 +19,7 @@ from nanoskyrl.stages.core.config import Settings, plugin_config, stage_config, 
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import METRICS, MetricsLog
+from nanoskyrl.stages.core.output import discard
 from nanoskyrl.stages.core.registry import BUILTIN, lookup
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run, RunConfig, is_main, version_of
 from nanoskyrl.stages.core.storage import remove_tree
@@ -110,8 +111,19 @@ class Session:
         from nanoskyrl.stages.score import score
 
         source, target, step = self.places.of("score", step, source, output)
-        work = partial(score, source, target, stage_config(self.settings, "score"), settings=self.settings)
-        return self._outcome(work, target, step, force)
+        trained, estimated = (None if step is None else self.run.stage(step, name) for name in ("train", "advantage"))
+        in_run = step is not None and target == self.run.stage(step, "score")
+        # Rows without a verdict are judged again, but never those that were trained on.
+        again = not (in_run and trained is not None and is_finished(trained))
+        before = read_manifest(target).digest if is_finished(target) else None
+        config = stage_config(self.settings, "score")
+        work = partial(score, source, target, config, settings=self.settings, again=again)
+        outcome = self._outcome(work, target, step, force)
+        if again and not force and before not in (None, outcome.manifest.digest):
+            if in_run and estimated is not None and is_finished(estimated):
+                discard(estimated)  # it was estimated without these rewards
+            return outcome._replace(up_to_date=False)
+        return outcome
 
     def advantage(
         self,

@@ -102,3 +102,9 @@ def test_an_adaptive_coefficient_moves_towards_its_target_by_at_most_a_fifth(coe
     found = adapted(coef, kl, rows, target=target, horizon=horizon)
     assert 0.8 * coef * (1 - 1e-12) <= found <= 1.2 * coef * (1 + 1e-12)
     assert (found >= coef) if kl >= target else (found <= coef)
+
+
+def test_k3_of_a_small_difference_is_not_rounding():
+    logprobs = torch.full((1, 64), -1.0)
+    found = kl(logprobs + 1e-4, logprobs, torch.ones(1, 64), "k3")
+    torch.testing.assert_close(found, torch.full((1, 64), 5e-9), rtol=0.1, atol=0)

@@ -269,6 +269,19 @@ def test_a_row_that_cannot_be_graded_is_named(row, says, tmp_path):
     assert says in done.stderr
 
 
+def test_a_malformed_row_ends_nothing_and_a_user_s_column_stays(tmp_path):
+    good = {"kind": "math", "gold": "1", "pred": "Answer: 1", "why": "mine"}
+    done = skyrl("grade", lines(tmp_path / "rows.jsonl", [good, {"kind": "math", "gold": "1"}, good]), "--explain")
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["correct"] for row in found] == [True, None, True]
+    assert (found[0]["why"], found[0]["graded_why"]) == ("mine", "right")
+    assert (found[0]["taken"], found[0]["form"], found[0]["compared_as"]) == ("1", "answer line", "spelling")
+    assert "there is no `pred`" in found[1]["why"]
+    assert done.returncode == 2
+    assert "2 right, 0 wrong, 1 without a verdict" in done.stderr
+    assert "line 2 of" in done.stderr
+
+
 def test_a_missing_file_is_named(tmp_path):
     done = skyrl("grade", tmp_path / "none.jsonl")
     assert done.returncode == 2

@@ -7,6 +7,7 @@ from running import data_file
 
 from nanoskyrl.envs.datasets import read_tasks
 from nanoskyrl.envs.graders.answers import same_answer
+from nanoskyrl.envs.worlds.text_math.environment import TextMath, TextMathConfig
 from nanoskyrl.stages.core.errors import InputError
 
 QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "One plus one?"}]
@@ -279,3 +280,30 @@ def test_a_reward_spec_without_ground_truth_leaves_it_to_the_reward_model(tmp_pa
     path = tmp_path / "tasks.jsonl"
     path.write_text(json.dumps(row))
     assert read_tasks(str(path), "train")[0].ground_truth == "2"
+
+
+@pytest.mark.parametrize(
+    ("row", "golds"),
+    [
+        ({"reward_model": {"ground_truth": {"target": ["Jane Austen", "Austen"]}}}, ["Jane Austen", "Austen"]),
+        ({"answer": ["Jane Doe", "J. Doe"]}, ["Jane Doe", "J. Doe"]),
+        ({"ground_truth": ["12", "twelve"]}, ["12", "twelve"]),
+        ({"answer": {"value": "NYC", "aliases": ["New York", "NYC"]}}, ["NYC", "New York"]),
+        ({"answer": ["so\n#### 5"]}, "5"), ({"answer": {"text": ["Bob"], "answer_start": [3]}}, "Bob"),
+    ],
+)  # fmt: skip
+def test_a_ground_truth_of_several_texts_is_kept_as_several(tmp_path, row, golds):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": "?", **row}))
+    (task,) = read_tasks(str(path), "train")
+    assert task.ground_truth == golds
+    environment = TextMath(TextMathConfig(data=str(path)))
+    assert environment.expert(task) == [f"<answer>{golds if isinstance(golds, str) else golds[0]}</answer>"]
+
+
+@pytest.mark.parametrize("value", [[], {}, {"label": 3}, [None], {"target": []}, [[]]])
+def test_a_ground_truth_that_holds_no_text_is_refused_by_its_place(tmp_path, value):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": "?", "answer": value}))
+    with pytest.raises(InputError, match=r"the ground truth of line 1 of"):
+        read_tasks(str(path), "train")

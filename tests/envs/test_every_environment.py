@@ -17,7 +17,10 @@ from nanoskyrl.stages.core.rows import from_table, to_table
 from nanoskyrl.stages.engines.rollout_parts import summary
 from nanoskyrl.stages.score import judge
 
-OUTSIDE = {"openenv": "wants a server", "fleet": "wants task files", "skyrl_gym": "wants the name of one of its own"}
+OUTSIDE = {
+    "openenv": "wants a server", "fleet": "wants task files", "skyrl_gym": "wants the name of one of its own",
+    "verifiers": "wants the name of a package",
+}  # fmt: skip
 """Environments whose world is elsewhere: their own tests put the same texts to it."""
 INSIDE = [name for name in ENVS if name not in OUTSIDE]
 SETTINGS = {

@@ -28,12 +28,12 @@ MATH_RIGHT = [
     ("x > 2", r"(2,\infty)"), (r"(2,\infty)", "x > 2"), (r"x \ge 2", "x ≥ 2"), ("2 < x < 5", "(2, 5)"),
     (r"(1,2)\cup(3,4)", r"(3,4) \cup (1,2)"), (r"[1,2)", r"\left[1, 2\right)"), (r"(-\infty, 3]", r"x \le 3"),
     # Sets and tuples.
-    (r"\{1,2\}", r"\{2,1\}"), ("(1,2)", "(1, 2)"), (r"\{1,2,3\}", r"\left\{3, 1, 2\right\}"), ("1, 2", "2, 1"),
+    (r"\{1,2\}", r"\{2,1\}"), ("(1,2)", "(1, 2)"), (r"\{1,2,3\}", r"\left\{3, 1, 2\right\}"),
     # Boxes.
     ("42", r"so \boxed{42}"), ("42", r"\boxed{41}, no: \boxed{42}"), (r"\frac{1}{2}", r"\boxed{\frac{1}{2}}"),
     ("3", r"\fbox{3}"), (r"\boxed{7}", "7"), ("x^{2}", r"\boxed{x^{2}}"), ("5", r"\boxed{ \text{5} }"),
     # Percent.
-    ("10%", r"10\%"), ("0.1", "10%"), (r"10\%", r"\frac{1}{10}"), ("50 percent", "50%"),
+    ("10%", r"10\%"), ("0.1", "10%"), ("10%", "10"), (r"10\%", r"\frac{1}{10}"), ("50 percent", "50%"),
     # Signs.
     ("-5", "\u22125"), ("-5", "\u20135"), ("-5", "\uff0d\uff15"), ("0", "-0"), ("-0.0", "0"), ("12", "\uff11\uff12"),
     ("+3", "3"), ("1.5", "\uff11\uff0e\uff15"),
@@ -47,7 +47,7 @@ MATH_RIGHT = [
 MATH_WRONG = [
     (r"\frac{1}{2}", "0.6"), (r"\frac{1}{3}", "0.33"), ("1234", "1,235"), ("1234", "12,34"), ("0.5", "5"),
     ("5 cm", "5 m"), (r"5\text{ kg}", "5 g"), ("12 m^2", "12 m^3"), ("12 m^2", "12 m"), ("30 degrees", "30 minutes"),
-    ("10", "10%"), ("10%", "10"), ("10%", "0.01"), ("x > 2", r"[2,\infty)"), ("x > 2", "x < 2"), ("[1,2)", "(1,2)"),
+    ("10", "10%"), ("10%", "10.5"), ("1, 2", "2, 1"), ("10%", "0.01"), ("x > 2", r"[2,\infty)"), ("x > 2", "x < 2"), ("[1,2)", "(1,2)"),
     (r"(1,2)\cup(3,4)", "(1,4)"), (r"\{1,2\}", "(1,2)"), ("(1,2)", r"\{1,2\}"), ("(1,2)", "(2,1)"),
     (r"\{1,2\}", r"\{1,2,3\}"), ("42", r"\boxed{42}, or rather \boxed{41}"), ("1, 2", r"\boxed{1} and \boxed{2}"),
     ("42", r"\boxed{42"), (r"\frac{1}{2}", r"\boxed{\frac{1}{2}"), ("42", r"\boxed{42} or \boxed{4"), ("42", r"\boxed{}"),
@@ -77,6 +77,10 @@ OTHERS = [
     ("tool_call", {"name": "f", "arguments": {"x": "</tool_call>"}}, '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call>', True),
     ("tool_call", [{"name": "f"}, {"name": "g"}], '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g"}</tool_call>', True),
     ("tool_call", [{"name": "f"}, {"name": "g"}], '<tool_call>{"name": "g"}</tool_call><tool_call>{"name": "f"}</tool_call>', False),
+    ("tool_call_set", [{"name": "f"}, {"name": "g"}], '<tool_call>{"name": "g"}</tool_call><tool_call>{"name": "f"}</tool_call>', True),
+    ("tool_call_set", [{"name": "f"}, {"name": "f", "arguments": {"x": 1}}], '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call><tool_call>{"name": "f"}</tool_call>', True),
+    ("tool_call_set", [{"name": "f"}, {"name": "g"}], '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "f"}</tool_call>', False),
+    ("tool_call_set", [{"name": "f"}], '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "f"}</tool_call>', False),
     ("tool_call", [], "no tool is needed", True), ("tool_call", [], '<tool_call>{"name": "f"}</tool_call>', False),
     ("tool_call", {"name": "f", "arguments": {"x": 1}}, '<tool_call>{"name": "f", "arguments": {"x": "1"}}</tool_call>', False),
     ("tool_call", {"name": "f", "arguments": {"x": 1}}, '<tool_call>{"name": "f", "arguments": {"x": true}}</tool_call>', False),
@@ -226,7 +230,9 @@ def test_wrong_use_is_refused():
 @settings(max_examples=60)
 @given(kind=st.sampled_from(sorted(set(KINDS) - {"code"})), pred=st.text(max_size=60))
 def test_no_text_makes_a_grader_raise(kind, pred):
-    gold = {"mcq": "A", "tool_call": {"name": "f"}, "number": "7"}.get(kind, "7 apples and a pear")
+    gold = {"mcq": "A", "tool_call": {"name": "f"}, "tool_call_set": {"name": "f"}, "number": "7"}.get(
+        kind, "7 apples and a pear"
+    )
     assert grade(kind, gold, pred).correct in (True, False)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from nanoskyrl.envs.graders import grade_math
 from nanoskyrl.envs.graders.kinds import grade
+from nanoskyrl.envs.graders.reading import peeled
 from nanoskyrl.envs.sandbox.base import Limits, available, run_python
 from nanoskyrl.envs.sandbox.sandlock import _fifos_opened
 from nanoskyrl.eval.benchmarks.checkout import lay_out
@@ -21,10 +22,11 @@ def test_an_answer_full_of_spaces_comes_back(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "inner"), [("$x$", "x"), ("$$ x $$", "x"), ("\\( x \\)", "x"), ("\\[x\\]", "x"), ("$", "$"), ("x$", "x$")]
+    ("text", "inner"),
+    [("$x$", "x"), ("$$ x $$", "x"), ("\\( x \\)", "x"), ("\\[x\\]", "x"), ("$", "$"), ("$9$ $7$", "$9$ $7$")],
 )
 def test_delimiters_go_in_pairs(text, inner):
-    assert grade_math._without_delimiters(text) == inner
+    assert peeled(text) == inner
 
 
 @pytest.mark.parametrize("kind", ["math", "number", "mcq", "final_answer", "set", "tuple", "code"])

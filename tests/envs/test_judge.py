@@ -168,6 +168,27 @@ def test_a_stage_is_judged_by_many_at_once_and_unjudged_rows_are_counted(server,
     assert same_bytes(tmp_path / "t", tmp_path / "u") == []
 
 
+def test_dynamic_sampling_keeps_the_verdicts_of_a_judge(server, tmp_path):
+    config = RolloutConfig(
+        engine="scripted", train_batch_size=4, n_samples_per_prompt=4, dynamic_sampling=True, max_sample_batches=1
+    )
+    table = {"endpoint": server.url, "model": "m", "retries": 0, "concurrency": 8}
+    tables = {"score": {"rewards": {"judge": 1.0}}, "judge": table}
+    server.script = [(0.05, GOOD)] * 16
+    rollout(None, tmp_path / "r", config, settings=tables)
+    asked = len(server.asked)
+    assert 4 <= asked <= 16  # equal attempts are one question
+    scoring = ScoreConfig(rewards={"judge": 1.0})
+    away = {**tables, "judge": {**table, "endpoint": "http://127.0.0.1:9/v1"}}
+    manifest = score(tmp_path / "r", tmp_path / "s", scoring, settings=away)  # nobody is asked
+    assert manifest.dropped == {}
+    assert len(server.asked) == asked
+    assert "_files/verdicts/00000.json" in read_manifest(tmp_path / "r").files
+    # Other criteria are other questions.
+    score(tmp_path / "r", tmp_path / "t", scoring, settings={**tables, "judge": {**table, "criteria": "Be kind."}})
+    assert len(server.asked) > asked
+
+
 def test_an_attempt_is_shown_as_data(make_trajectory):
     text = prompt_for(make_trajectory(metadata={"ground_truth": 'a "quote"\nand {braces}'}), "Be {fair}.")
     assert r'reference: "a \"quote\"\nand {braces}"' in text

@@ -12,6 +12,7 @@ from nanoskyrl.envs.worlds.webshop.reward import (
     ShoppingGoal,
     matched_attributes,
     matched_options,
+    normalize_color,
     reward,
     title_score,
     title_words,
@@ -106,6 +107,18 @@ def test_attributes(bought, matches):
 )
 def test_options(chosen, wanted, matches):
     assert matched_options(chosen, wanted) == matches
+
+
+@pytest.mark.parametrize(
+    ("value", "authors", "ours"),
+    [
+        ("light blue", "blue", "blue"), ("stonewash", "ash", "stonewash"), ("dark navy", "dark", "navy"),
+        ("standard", "tan", "standard"), ("heather grey", "grey", "grey"), ("Red", "Red", "red"), ("xl", "xl", "xl"),
+    ],
+)  # fmt: skip
+def test_colors_of_an_imported_catalogue_are_read_by_the_authors_rule(value, authors, ours):
+    assert normalize_color(value, authors=True) == authors
+    assert normalize_color(value) == ours
 
 
 def test_the_whole_reward_of_webshops_vectors():

@@ -16,7 +16,7 @@ from nanoskyrl.stages.core.manifest import STAYS_LOCAL, read_manifest, refuse_to
 from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl.stages.core.table_checks import check
-from nanoskyrl.stages.core.trajectory import WITHHELD
+from nanoskyrl.stages.core.trajectory import WITHHELD, Turn
 from nanoskyrl.stages.engines.scripted import ScriptedConfig
 from nanoskyrl.stages.eval import settings_of
 
@@ -485,3 +485,26 @@ def test_a_benchmark_of_ones_own_is_a_class(tmp_path, monkeypatch):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["my_bench:Mine"]["success"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "reply", "gold", "right"),
+    [
+        ("mmlu", "<think>Answer: A</think>\nAnswer: B", "B", True),
+        ("mmlu", "Answer: A</think>\nAnswer: B", "A", False),
+        ("gsm8k", "<think>#### 4</think>\n#### 5", "4", False), ("math", "<think>\\boxed{4}</think> No.", "4", False),
+        ("gsm8k", "so it is **5**.\nAnswer: $5$", "5", True), ("math", "The final answer is $5$.", "5", True),
+    ],
+)  # fmt: skip
+def test_benchmarks_read_no_reasoning_and_the_same_forms_as_rewards(name, reply, gold, right, make_trajectory):
+    turns = [Turn(action=reply, observation="", done=True)]
+    row = make_trajectory(turns=turns, metadata={"ground_truth": gold, "options": 4})
+    assert bench(name).score(row).success is right
+
+
+def test_a_confidence_and_a_patch_in_reasoning_are_none(make_trajectory):
+    patch = "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n"
+    reply = f"<think>Confidence: 10%\n```diff\n{patch}```</think>\nAnswer: x\nConfidence: 90%"
+    row = make_trajectory(turns=[Turn(action=reply, observation="", done=True)], metadata={"ground_truth": "x"})
+    assert bench("hle").score(row).parts["confidence"] == 0.9
+    assert bench("swe_bench_verified").patch_of(row) == ""

@@ -187,7 +187,7 @@ def test_questions_with_a_picture_are_asked_only_if_wanted(tmp_path):
     ("text", "answer"),
     [
         ("Explanation: x\nAnswer: 15\nConfidence: 90%", "15"), ("**Answer:** 3/8", "3/8"), ("Exact Answer: Bob", "Bob"),
-        ("Answer: 1\nAnswer: 2", "2"), ("the answer: 3", None), ("Answer:", None), ("", None),
+        ("Answer: 1\nAnswer: 2", "2"), ("the answer: 3", "3"), ("no line", None), ("Answer:", None), ("", None),
     ],
 )  # fmt: skip
 def test_the_answer_line_is_the_last_that_begins_a_line(text, answer):

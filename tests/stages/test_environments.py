@@ -8,7 +8,7 @@ from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.score import ScoreConfig, score
 
-OUTSIDE = ("openenv", "fleet", "skyrl_gym")
+OUTSIDE = ("openenv", "fleet", "skyrl_gym", "verifiers")
 """Environments whose world is elsewhere."""
 INSIDE = [name for name in ENVS if name not in OUTSIDE]
 SETTINGS = {"tool_use": {"tool_use": {"kinds": ["calculator", "search", "arithmetic", "multi_hop", "data", "mixed"]}}}

@@ -5,13 +5,14 @@ set. Level 1 of addition, two numbers from 0 to 99, is the starter policy's own.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
-from nanoskyrl.envs.actions import final_answer
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import data_of, read_tasks
-from nanoskyrl.envs.graders.kinds import ANSWERED, answer_verdict, unanswered
+from nanoskyrl.envs.graders.golds import golds_of
+from nanoskyrl.envs.graders.kinds import ANSWERED, answer_in, answer_verdict, unanswered
+from nanoskyrl.envs.graders.reading import REASONING, Marks
 from nanoskyrl.envs.tools import replies_to
 from nanoskyrl.envs.worlds.text_math import reasoning
 from nanoskyrl.envs.worlds.text_math.problems import MAX_LEVEL, generate
@@ -36,9 +37,14 @@ class TextMathConfig:
     format_weight: float = 0.1
     """Part of the reward given for an answer in tags; the rest is for the right one."""
     data: str | None = None
-    """A .jsonl or .parquet file of prompts and ground truths, in place of generated tasks."""
+    """A file or folder of prompts and ground truths, in place of generated tasks; what `datasets` reads is read."""
     test_data: str | None = None
     """Such a file for split test; None: `data` serves both splits, and nothing is held out."""
+
+    columns: dict[str, str] = field(default_factory=dict)
+    """Columns of the data set by what they hold (prompt, answer, id or kind): { prompt = "frage" }."""
+    reasoning_marks: tuple[tuple[str, str], ...] = REASONING
+    """Pairs of texts between which a policy thinks; nothing there is an answer."""
 
     def __post_init__(self) -> None:
         """Refuse levels that do not exist and weights that are no share."""
@@ -71,7 +77,7 @@ class TextMath:
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the tasks of `train` or `test`; a data set serves both, unless `test_data` names another."""
         if (data := data_of(split, self.config.data, self.config.test_data)) is not None:
-            return read_tasks(data, split)
+            return read_tasks(data, split, self.config.columns)
         count = self.config.n_test if split == "test" else self.config.n_train
         if self.config.family.startswith(reasoning.PREFIX):
             return reasoning.tasks(self.config.family.removeprefix(reasoning.PREFIX), split, count)
@@ -79,16 +85,17 @@ class TextMath:
 
     def start(self) -> "TextMathEpisode":
         """Return a fresh episode."""
-        return TextMathEpisode()
+        return TextMathEpisode(self.config.reasoning_marks)
 
     def score(self, trajectory: Trajectory) -> Score:
         """Reward the right answer, and an answer in tags; success is the right answer."""
         if which := trajectory.metadata.get("reasoning_gym"):
-            answer = final_answer(trajectory.turns[-1].action) if trajectory.turns else None
+            action = trajectory.turns[-1].action if trajectory.turns else ""
+            answer = answer_in(action, None, self.config.reasoning_marks)
             mark, right = reasoning.verdict(which, answer)
             answered = answer is not None
         else:
-            answered, right = answer_verdict(trajectory)
+            answered, right = answer_verdict(trajectory, self.config.reasoning_marks)
             mark = float(right)
         tidy = answered and trajectory.status == "completed"
         weight = self.config.format_weight
@@ -100,15 +107,16 @@ class TextMath:
 
     def expert(self, task: Task) -> list[str]:
         """Answer at once."""
-        return [f"<answer>{task.ground_truth}</answer>"]
+        return [f"<answer>{golds_of(task.ground_truth)[0]}</answer>"]
 
 
 class TextMathEpisode:
     """Ask, and end with the first reply."""
 
-    def __init__(self) -> None:
+    def __init__(self, reasoning_marks: Marks) -> None:
         """Begin without a question."""
         self._grader: str | None = None
+        self._marks = reasoning_marks
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Pose the question."""
@@ -118,7 +126,7 @@ class TextMathEpisode:
 
     def step(self, action: str) -> Step:
         """End: whatever was written is the answer, or it holds none, and that is recorded."""
-        calls = unanswered(action, self._grader)
+        calls = unanswered(action, self._grader, self._marks)
         return Step(messages=replies_to(calls, "user"), done=True, tool_calls=calls)
 
     def close(self) -> None:

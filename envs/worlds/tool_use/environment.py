@@ -6,17 +6,20 @@ tool says as a `tool` message, and ends with its answer in `<answer>` tags.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END, tool_calls
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import data_of, read_tasks
+from nanoskyrl.envs.graders.golds import golds_of
 from nanoskyrl.envs.graders.kinds import ANSWERED, NO_ANSWER, answer_verdict, unanswered
+from nanoskyrl.envs.graders.reading import REASONING
 from nanoskyrl.envs.sandbox.base import BACKENDS, choose
 from nanoskyrl.envs.tools import Tool, carry_out_all, offer, replies_to
 from nanoskyrl.envs.worlds.text_math.environment import INSTRUCTION
 from nanoskyrl.envs.worlds.text_math.problems import MAX_LEVEL
+from nanoskyrl.envs.worlds.tool_use.mcp_tools import Sessions
 from nanoskyrl.envs.worlds.tool_use.python_exec import make_python_exec
 from nanoskyrl.envs.worlds.tool_use.search import Corpus, passages, read_corpus, shipped
 from nanoskyrl.envs.worlds.tool_use.tasks import KINDS, NEEDS, ToolTask, generated, written
@@ -59,10 +62,19 @@ class ToolUseConfig:
     """Where python_exec runs: monty, sandlock, bwrap, or auto, the first that works here."""
     python_session: bool = False
     """Whether a program of python_exec goes on from the names of the one before; only monty can."""
+    mcp: tuple[str, ...] = ()
+    """MCP servers whose tools are offered, too: commands such as "python server.py", or http addresses."""
+    mcp_timeout_seconds: float = 60.0
+    """For a server's answer to one call; then the attempt fails."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Columns of the data set by what they hold (prompt, answer, id or kind): { prompt = "frage" }."""
+    reasoning_marks: tuple[tuple[str, str], ...] = REASONING
+    """Pairs of texts between which a policy thinks; nothing there is an answer."""
 
     def __post_init__(self) -> None:
         """Refuse kinds of tasks and levels that do not exist."""
         check_numbers("tool_use", self, "n_train", "n_test", least=1)
+        check_numbers("tool_use", self, "mcp_timeout_seconds", above=0)
         check_numbers("tool_use", self, "level", least=1, most=MAX_LEVEL, hint="Choose a level that exists")
         check_numbers("tool_use", self, "call_weight", least=0, most=1, hint="Give a share of the reward")
         check_words("tool_use", self, sandbox=("auto", *BACKENDS), kinds=KINDS)
@@ -109,8 +121,9 @@ class ToolUse:
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the tasks of `train` or `test`; kinds take turns while they last."""
+        self._sessions().tools()  # a server that does not start fails here, before anything is attempted
         if (data := data_of(split, self.config.data, self.config.test_data)) is not None:
-            return read_tasks(data, split)
+            return read_tasks(data, split, self.config.columns)
         count = self.config.n_test if split == "test" else self.config.n_train
         share = -(-count // len(self.config.kinds))
         by_kind = [self._tasks_of(kind, split, share) for kind in self.config.kinds]
@@ -131,8 +144,23 @@ class ToolUse:
         """Return a fresh episode; one whose answers need no tags leaves it to its scorer what answers."""
         return ToolUseEpisode(self, in_tags)
 
-    def tools_for(self, task: Task) -> Mapping[str, Tool]:
-        """Return the tools of one episode: python_exec has files, and perhaps names, of its own."""
+    def _sessions(self) -> Sessions:
+        return Sessions(self.config.mcp, self.config.mcp_timeout_seconds)
+
+    def tools_for(self, task: Task, sessions: Sessions) -> Mapping[str, Tool]:
+        """Return the tools of one episode: python_exec has files, and perhaps names, of its own, servers a session.
+
+        Raises:
+            SettingsError: a server has a tool of a name that is taken.
+        """
+        served = sessions.tools()
+        if taken := sorted(served.keys() & self.tools.keys()):
+            raise SettingsError(
+                f"an MCP server has a tool `{taken[0]}`, which is offered already", hint="Leave it out of tools"
+            )
+        return {**self._local_tools(task), **served}
+
+    def _local_tools(self, task: Task) -> Mapping[str, Tool]:
         files = {name: text.encode() for name, text in (task.metadata.get("files") or {}).items()}
         if self.sandbox is None or not (files or self.config.python_session):
             return self.tools
@@ -141,7 +169,7 @@ class ToolUse:
 
     def score(self, trajectory: Trajectory) -> Score:
         """Reward the right answer, and valid calls; an answer inside a tool's words does not count."""
-        answered, right = answer_verdict(trajectory)
+        answered, right = answer_verdict(trajectory, self.config.reasoning_marks)
         records = [call for turn in trajectory.turns for call in turn.tool_calls]
         calls = [call for call in records if call.error != NO_ANSWER]
         valid = bool(calls) and all(call.ok for call in calls)
@@ -160,7 +188,7 @@ class ToolUse:
         plan = self._plans.get(name)
         turns = plan.turns if plan else ()
         actions = ["".join(f"{TOOL_CALL}{written(call)}{TOOL_CALL_END}" for call in calls) for calls in turns]
-        return [*actions, f"<answer>{task.ground_truth}</answer>"]
+        return [*actions, f"<answer>{golds_of(task.ground_truth)[0]}</answer>"]
 
 
 def _corpus(config: ToolUseConfig) -> Corpus:
@@ -179,15 +207,16 @@ class ToolUseEpisode:
         self.environment = environment
         self.in_tags = in_tags
         self.tools: Mapping[str, Tool] = environment.tools
+        self._sessions = environment._sessions()
         self._grader: str | None = None
         self._notes: list[str] = []
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Pose the question; the tools are shown by whoever renders the prompt."""
-        self.tools = self.environment.tools_for(task)
+        self.tools = self.environment.tools_for(task, self._sessions)
         self._grader = task.metadata.get("grader")
         messages = task.messages or ({"role": "user", "content": f"{task.prompt}\n{INSTRUCTION}"},)
-        schemas = [tool.schema for tool in self.environment.tools.values()]
+        schemas = [tool.schema for tool in self.tools.values()]
         return Observation(
             messages=messages, tools=schemas, metadata={"ground_truth": task.ground_truth, **task.metadata}
         )
@@ -196,7 +225,7 @@ class ToolUseEpisode:
         """Carry out the calls; without any, the episode ends, and a missing answer is recorded."""
         written = tool_calls(action)
         if not written:
-            missing = unanswered(action, self._grader) if self.in_tags else []
+            missing = unanswered(action, self._grader, self.environment.config.reasoning_marks) if self.in_tags else []
             return Step(messages=replies_to(missing), done=True, tool_calls=missing)
         calls, replies = carry_out_all(written, self.tools, MAX_CALLS)
         self._notes += [
@@ -206,4 +235,5 @@ class ToolUseEpisode:
         return Step(messages=replies, done=False, tool_calls=calls, summary=summary)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """End the sessions with servers."""
+        self._sessions.close()

@@ -183,8 +183,9 @@ class WebshopLiteEpisode:
         product = self.visit.bought
         assert product is not None
         found = reward(
-            product, product.price, list(self.visit.options.values()), self.goal, self.shop.by_asin[self.goal.asin]
-        )
+            product, product.price, list(self.visit.options.values()), self.goal, self.shop.by_asin[self.goal.asin],
+            authors_colors=self.config.data is not None,
+        )  # fmt: skip
         return {
             "asin": product.asin, "options": self.visit.options, "price": product.price, "total": found.total,
             "parts": found.parts,

@@ -22,7 +22,19 @@ COLORS = (
     "navy", "olive", "orange", "peach", "pink", "plum", "purple", "red", "rose", "rust", "sand", "silver", "taupe",
     "teal", "turquoise", "violet", "walnut", "white", "wine", "yellow",
 )  # fmt: skip
-"""Any shade of one of these counts as the colour itself."""
+"""Any shade of one of these counts as the colour itself, where a word of an option is one."""
+AUTHORS_COLORS = (
+    "alabaster", "apricot", "aqua", "ash", "asphalt", "azure", "banana", "beige", "black", "blue", "blush", "bordeaux",
+    "bronze", "brown", "burgundy", "camel", "camo", "caramel", "champagne", "charcoal", "cheetah", "chestnut",
+    "chocolate", "christmas", "coffee", "cognac", "copper", "coral", "cranberry", "cream", "crystal", "dark", "denim",
+    "eggplant", "elephant", "espresso", "fuchsia", "gold", "granite", "grape", "graphite", "grass", "gray", "green",
+    "grey", "heather", "indigo", "ivory", "ivy", "khaki", "lavender", "lemon", "leopard", "light", "lilac", "lime",
+    "magenta", "maroon", "mauve", "merlot", "midnight", "mint", "mocha", "multicolor", "mushroom", "mustard", "natural",
+    "navy", "nude", "olive", "orange", "peach", "pewter", "pink", "plum", "purple", "rainbow", "red", "rose", "royal",
+    "rust", "sand", "sapphire", "seashell", "silver", "skull", "slate", "steel", "stone", "stonewash", "sunflower",
+    "tan", "taupe", "teal", "tiger", "turquoise", "violet", "walnut", "wheat", "white", "wine", "yellow",
+)  # fmt: skip
+"""WebShop's own, in its order: the first that stands anywhere in an option is its colour, so `wash` is `ash`."""
 _FUNCTION_WORDS = {
     "and", "any", "are", "but", "can", "for", "from", "has", "have", "into", "its", "more", "non", "not", "off", "our",
     "out", "over", "than", "that", "the", "them", "this", "with", "without", "you", "your",
@@ -60,7 +72,15 @@ class Reward:
         return {"r_type": self.r_type, "r_att": self.r_att, "r_option": self.r_option, "r_price": self.r_price}
 
 
-def reward(bought: Product, price: float, options: Sequence[str], goal: ShoppingGoal, wanted: Product) -> Reward:
+def reward(
+    bought: Product,
+    price: float,
+    options: Sequence[str],
+    goal: ShoppingGoal,
+    wanted: Product,
+    *,
+    authors_colors: bool = False,
+) -> Reward:
     """Return r_type * (attributes + options matched + price kept) / (attributes + options + 1).
 
     Args:
@@ -69,10 +89,11 @@ def reward(bought: Product, price: float, options: Sequence[str], goal: Shopping
         options: The values chosen for it.
         goal: What was asked for.
         wanted: The product that the goal was made from.
+        authors_colors: Read colours as WebShop does, as its own catalogue wants.
     """
     r_type = type_reward(bought, wanted)
     attributes = matched_attributes(bought, goal.attributes)
-    chosen = matched_options(options, list(goal.options.values()))
+    chosen = matched_options(options, list(goal.options.values()), authors_colors)
     in_price = price <= goal.price_upper
     total = r_type * (attributes + chosen + in_price) / (len(goal.attributes) + len(goal.options) + 1)
     return Reward(
@@ -110,14 +131,16 @@ def matched_attributes(bought: Product, wanted: Sequence[str]) -> int:
     )
 
 
-def matched_options(chosen: Sequence[str], wanted: Sequence[str]) -> int:
+def matched_options(chosen: Sequence[str], wanted: Sequence[str], authors_colors: bool = False) -> int:
     """Return how many wanted options were chosen; shades of one colour are the same."""
-    colors = [normalize_color(value) for value in chosen]
-    return sum(any(_same(normalize_color(value), color) for color in colors) for value in wanted)
+    colors = [normalize_color(value, authors_colors) for value in chosen]
+    return sum(any(_same(normalize_color(value, authors_colors), color) for color in colors) for value in wanted)
 
 
-def normalize_color(value: str) -> str:
-    """Return the plain colour that an option names, or the option as it is."""
+def normalize_color(value: str, authors: bool = False) -> str:
+    """Return the plain colour that an option names, or the option as it is; by the authors' rule where it is theirs."""
+    if authors:
+        return next((color for color in AUTHORS_COLORS if color in value), value)
     words = re.findall(r"[a-z]+", value.lower())
     return next((color for color in COLORS if color in words), value)
 
