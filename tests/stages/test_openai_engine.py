@@ -10,6 +10,7 @@ import pytest
 from benches import run_bench, table_of
 from endpoints import endpoint
 
+from nanoskyrl.envs.tool_formats.own import tools_in_words
 from nanoskyrl.stages.core.errors import EngineError, SettingsError, ShortError
 from nanoskyrl.stages.engines.base import UNREACHABLE
 from nanoskyrl.stages.engines.chat_wire import text_of, to_wire
@@ -290,7 +291,7 @@ def test_without_native_tools_the_model_is_told_in_words():
     ]  # fmt: skip
     tools = [{"type": "function", "function": {"name": "calculator", "parameters": {}}}]
     sent = to_wire(messages, tools, "text")
-    assert sent[0]["content"].startswith("S\n\nYou have these tools:")
+    assert sent[0]["content"] == f"S\n{tools_in_words(tools)}"
     assert '"name": "calculator"' in sent[0]["content"]
     assert sent[-1] == {"role": "user", "content": "<tool_response>\n42\n</tool_response>"}
     assert to_wire(messages[1:], tools, "text")[0]["role"] == "system"
