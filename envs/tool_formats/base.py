@@ -255,7 +255,7 @@ def scan(text: str, opening: str, read: Callable[[re.Match[str]], tuple[list[Par
         if mark["call"] is not None:
             found = read(mark)
             if found is None:
-                position = mark.end()
+                position = max(mark.end(), mark.start() + 1)  # a mark may be a place without letters
                 continue
             calls, position = found
             pieces += [text[words : mark.start()], *(FoundCall(call, position) for call in calls)]

@@ -122,6 +122,58 @@ def test_what_ends_a_turn_and_what_is_remembered_is_sent(tmp_path):
     assert all((body["stop"], body["top_k"]) == (["END"], 5) for body in server.asked)
 
 
+def test_arguments_of_the_chat_template_are_sent_nested_ones_too(rows, tmp_path):
+    given = {"enable_thinking": False, "budget": {"tokens": 64}}
+    with endpoint(knows) as server:
+        ask(server, rows(1), tmp_path / "a", rollout={"chat_template_kwargs": given})
+        ask(server, rows(1), tmp_path / "b")
+        ask(server, rows(1), tmp_path / "c", openai={"extra": {"chat_template_kwargs": given}})
+    assert [body.get("chat_template_kwargs") for body in server.asked] == [given, None, given]
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "reply"),
+    [
+        (
+            "auto",
+            "<tool_call>\n<function=calculator>\n<parameter=expression>\n6*7\n</parameter>\n</function>\n</tool_call>",
+        ),
+        ("auto", '{"name": "calculator", "parameters": {"expression": "6*7"}}'),
+        ("auto", "<|tool_call_start|>[calculator(expression='6*7')]<|tool_call_end|>"),
+        ("mistral", '[TOOL_CALLS]calculator[ARGS]{"expression": "6*7"}'),
+    ],
+)
+def test_calls_that_a_server_leaves_in_the_text_are_read_in_the_models_format(tool_format, reply, tmp_path):
+    def answer(body):
+        last = body["messages"][-1]
+        return f"Answer: {last['content']}" if last["role"] == "tool" else reply
+
+    with endpoint(answer) as server:
+        found = run_bench(
+            "hle", tmp_path / "out", engine_name="openai", limit=1, rollout={"tool_format": tool_format},
+            tables={"openai": {"base_url": server.url, "model": "m"}, "hle": {"tools": ["calculator"]}},
+        )  # fmt: skip
+    assert (found["tool_calls_valid"], found["turns_mean"]) == (1, 2.0)
+    assistant, tool = server.asked[1]["messages"][-2:]
+    assert json.loads(assistant["tool_calls"][0]["function"]["arguments"]) == {"expression": "6*7"}
+    assert (assistant["tool_calls"][0]["id"], tool["content"]) == (tool["tool_call_id"], "42")
+
+
+def test_calls_of_a_prompts_history_go_as_calls_or_as_words():
+    call = {"id": "c1", "type": "function", "function": {"name": "calculator", "arguments": {"expression": "6*7"}}}
+    messages = [
+        {"role": "user", "content": "Q"}, {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "42", "tool_call_id": "c1"},
+    ]  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "calculator", "parameters": {}}}]
+    for sent in (to_wire(messages, tools, "native"), to_wire(messages, (), "text")):
+        assert sent[1]["tool_calls"][0]["function"]["arguments"] == '{"expression": "6*7"}'
+        assert sent[2]["tool_call_id"] == sent[1]["tool_calls"][0]["id"] == "c1"
+    told = to_wire(messages, tools, "text")
+    assert told[2]["content"] == '<tool_call>{"tool": "calculator", "args": {"expression": "6*7"}}</tool_call>'
+    assert told[3] == {"role": "user", "content": "<tool_response>\n42\n</tool_response>"}
+
+
 def test_replies_cut_off_count_as_truncated(rows, tmp_path):
     with endpoint(lambda body: ("I was about to", "length")) as server:
         found = ask(server, rows(2), tmp_path / "out")
