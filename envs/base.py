@@ -114,7 +114,7 @@ def check_step(step: Any) -> None:
 
 def check_messages(messages: Any) -> None:
     """Raise TypeError unless these are messages with a role and a content that can be shown and stored."""
-    json.dumps(tidy_messages(messages))
+    json.dumps(tidy_messages(messages, pictures=True))
 
 
 def check_metadata(metadata: Any) -> None:

@@ -13,25 +13,31 @@ KEPT = ("name", "tool_call_id", "reasoning_content")
 """What may stand beside role, content and calls."""
 
 
-def tidy_messages(messages: Any) -> list[dict[str, Any]]:
+def tidy_messages(messages: Any, *, pictures: bool = False) -> list[dict[str, Any]]:
     """Return messages as a conversation holds them.
+
+    Args:
+        messages: As people write them.
+        pictures: Whether content with parts other than text may stay a list of parts, as endpoints take them.
 
     Raises:
         TypeError: one of them has no role or content that can be shown; says which, counting from 0.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
         raise TypeError(f"{messages!r} is no list of messages")
-    return [_tidy(message, f"message {place}") for place, message in enumerate(messages)]
+    return [_tidy(message, f"message {place}", pictures) for place, message in enumerate(messages)]
 
 
-def _tidy(message: Any, place: str) -> dict[str, Any]:
+def _tidy(message: Any, place: str, pictures: bool) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise TypeError(f"{place}, {message!r}, is no message with role and content")
     calls = _calls(message.get("tool_calls"), place)
     content = message.get("content")
     if content is None and not calls:
         raise TypeError(f"{place} of role {message['role']} has no content")
-    found: dict[str, Any] = {"role": message["role"], "content": None if content is None else _text(content, place)}
+    kept = pictures and isinstance(content, list) and not all(map(_is_text, content))
+    text = content if kept or content is None else _text(content, place)
+    found: dict[str, Any] = {"role": message["role"], "content": text}
     if calls:
         found["tool_calls"] = calls
     for key in KEPT:
@@ -52,12 +58,16 @@ def _text(content: Any, place: str) -> str:
 
 
 def _part(part: Any, place: str) -> str:
-    if isinstance(part, str):
-        return part
-    kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
-    if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
-        return part["text"]
+    if _is_text(part):
+        return part if isinstance(part, str) else part["text"]
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     raise TypeError(f"the content of {place} has a part of type {kind}, and only text can be shown")
+
+
+def _is_text(part: Any) -> bool:
+    if not isinstance(part, Mapping):
+        return isinstance(part, str)
+    return part.get("type", "text") in ("text", "input_text", "output_text") and isinstance(part.get("text"), str)
 
 
 def _calls(calls: Any, place: str) -> list[dict[str, Any]]:

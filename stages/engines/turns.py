@@ -121,7 +121,7 @@ class Attempt:
             self._episode = environment.start()
             observation = self._episode.reset(task, identity.seed)
             check_observation(observation)
-            self.messages = tidy_messages(observation.messages)
+            self.messages = self._tidy(observation.messages)
             self._first = tuple(self.messages)
             self.metadata.update(observation.metadata)
             self._tools = observation.tools
@@ -130,6 +130,10 @@ class Attempt:
             self._check_input()
         except FAILURES as error:  # whatever an environment raises is this attempt's failure and nobody else's
             self._fail(error)
+
+    def _tidy(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages as they can be shown: chat templates write text, and endpoints take pictures, too."""
+        return tidy_messages(messages, pictures=not isinstance(self.speech, Renderer))
 
     @property
     def ended(self) -> bool:
@@ -213,7 +217,7 @@ class Attempt:
             action, said = self.speech.heard(text, self._tools, self._calls)
             step = self._episode.step(action)
             check_step(step)
-            step = replace(step, messages=answering(said, tidy_messages(step.messages)))
+            step = replace(step, messages=answering(said, self._tidy(step.messages)))
         except FAILURES as error:  # as in __init__
             self._unanswered(text, first, count)
             self._fail(error)
