@@ -163,16 +163,23 @@ class RolloutConfig:
 
 
 def check_template_arguments(table: str, arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments of a chat template that are ours to give.
+    """Refuse arguments of a chat template that are ours to give, and those that no file of settings can hold.
 
     Raises:
         SettingsError: names the first.
     """
-    for name in arguments:
+    for name, value in arguments.items():
+        if _has_null(value):
+            raise SettingsError(f"`{table}.chat_template_kwargs` has a null in `{name}`", hint="Leave it out")
         if name in TEMPLATE_OWN:
             raise SettingsError(
                 f"`{table}.chat_template_kwargs` has `{name}`, which follows from the conversation", hint="Leave it out"
             )
+
+
+def _has_null(value: Any) -> bool:
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return value is None or any(map(_has_null, inside))
 
 
 @dataclass(frozen=True, slots=True)
