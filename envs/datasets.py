@@ -190,10 +190,11 @@ def _as_dict(value: Any) -> dict[str, Any]:
 
 
 def _messages(prompt: Any, place: str) -> tuple[dict[str, Any], ...]:
-    with told_as(
-        InputError,
-        f"{place} has a prompt that is neither text nor messages",
-        TypeError,
-        hint="Give text, or a list of role and content",
+    hint = "Give text, or a list of role and content"
+    if not isinstance(prompt, list) or not all(
+        isinstance(message, dict) and "role" in message and message.keys() & {"content", "tool_calls"}
+        for message in prompt
     ):
+        raise InputError(f"{place} has a prompt that is neither text nor messages", hint=hint)
+    with told_as(InputError, f"{place} has a prompt that cannot be shown", TypeError, hint=hint):
         return tuple(tidy_messages(prompt))

@@ -140,11 +140,10 @@ class Renderer:
                 }
                 for place, call in enumerate(found)
             ]  # fmt: skip
+        if found and key and self.template.form.channels:  # there, what is said beside a call is thought
+            thoughts, message["content"] = [*thoughts, message["content"]], ""
         if key and any(thoughts):
-            message[key] = "\n".join(thought.strip("\n") for thought in thoughts)
-            if found and self.template.form.channels:  # there, what is said beside a call is thought
-                message[key] = "\n".join(filter(None, (message[key], message["content"])))
-                message["content"] = ""
+            message[key] = "\n".join(thought.strip("\n") for thought in thoughts if thought)
         return message
 
     def continuation_ids(self, observations: Sequence[Message], last_id: int, said: Message | None = None) -> list[int]:
@@ -160,7 +159,11 @@ class Renderer:
             names = names[-1:]
         answer = calling(*names) if names else {"role": "assistant", "content": SAID}
         text = self._render([user(), answer, *self._foreign(observations)], generate=True)
-        ids = self.control.encode(text[self._end(text, answer) :])
+        begun = self._render([user(), answer])
+        end = self._end(begun, answer)  # by itself: what was observed may look like anything
+        if not text.startswith(begun[:end]):
+            end = self._end(text, answer)
+        ids = self.control.encode(text[end:])
         return ids[1:] if ids and ids[0] == last_id else ids
 
     def _render(self, messages: Sequence[Message], *, generate: bool = False) -> str:
@@ -201,8 +204,11 @@ class Renderer:
 
     def _end_of(self, answer: Message, following: Message) -> int | None:
         for more in ([], [following]):  # some templates end a turn with what begins the next
-            text = self._render([user(), answer, *more], generate=bool(more))
-            ids = self.encode(text[self._end(text, answer) :])
+            try:
+                text = self._render([user(), answer, *more], generate=bool(more))
+                ids = self.encode(text[self._end(text, answer) :])
+            except InputError:
+                continue
             if special := [token for token in ids if token in self.control.special_ids]:
                 return special[0]
         return None

@@ -334,7 +334,7 @@ def test_a_history_in_parquet_is_kept_without_the_nulls_of_its_columns(tmp_path)
         ({"role": "user", "content": None}, "message 0 of role user has no content"),
         ({"role": "assistant", "content": None}, "no content"),
         ({"role": "assistant", "content": None, "tool_calls": []}, "no content"),
-        ({"role": "user"}, "no content"),
+        ({"role": "user"}, "neither text nor messages"),
         ({"role": "user", "content": [{"type": "image", "image": "x.png"}]}, "a part of type image"),
         ({"role": "user", "content": [PARTS[0], {"type": "image_url", "image_url": {"url": "x"}}]}, "type image_url"),
         ({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, "type input_audio"),

@@ -11,7 +11,7 @@ from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.rows import to_table
 from nanoskyrl.stages.engines.base import Generation, SamplingParams, TokenEngine
 from nanoskyrl.stages.engines.turns import Attempt, Identity, TurnLimits, play
-from nanoskyrl.stages.models.rendering import Renderer
+from nanoskyrl.stages.models.rendering import Renderer, answering
 
 LIMITS = TurnLimits(max_turns=4, max_generate_length=4096, max_input_length=1 << 20, max_sequence_length=1 << 20)
 ENVIRONMENT = ToolUse(ToolUseConfig())
@@ -193,3 +193,61 @@ def test_the_format_and_the_ends_of_turns_are_found(name):
 
 def test_there_are_templates_to_look_at():
     assert len(shipped()) > 60
+
+
+def shipped_renderer(name):
+    if name not in TEMPLATES:
+        pytest.skip("trl is not installed, or ships this template no longer")
+    return Renderer(tokenizer_with(TEMPLATES[name]))
+
+
+def test_gpt_oss_keeps_what_it_thought_before_a_call_and_loses_it_after_an_answer():
+    renderer = shipped_renderer("gptoss")
+    text = (
+        "<|channel|>analysis<|message|>I need it.<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>A moment.<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.calculator <|constrain|>json<|message|>"
+        '{"expression": "2*3"}'
+    )
+    action, said = renderer.heard(text, ENVIRONMENT.start().reset(TASK, 0).tools, 7)
+    call = '<tool_call>{"tool": "calculator", "args": {"expression": "2*3"}}</tool_call>'
+    assert action == f"<think>I need it.</think>A moment.{call}"
+    assert said["tool_calls"][0]["id"] == "call00007"
+    asked = {"role": "user", "content": "Q"}
+    result = {"role": "tool", "content": "6", "tool_call_id": "call00007", "name": "calculator"}
+    prompt = renderer.prompt([asked, said, result])
+    assert "<|channel|>analysis<|message|>I need it.\nA moment.<|end|>" in prompt
+    action, answer = renderer.heard("<|channel|>final<|message|><answer>6</answer>")
+    assert action == answer["content"] == "<answer>6</answer>"
+    assert "I need it." not in renderer.prompt([asked, said, result, answer, asked])
+
+
+def test_several_calls_of_one_turn_are_shown_one_a_message_where_a_template_takes_one():
+    renderer = shipped_renderer("gptoss")
+    calls = "".join(
+        f'<|start|>assistant to=functions.{name}<|channel|>commentary json<|message|>{{"n": {n}}}<|call|>'
+        for n, name in enumerate(("look", "find"))
+    )
+    _, said = renderer.heard(calls.removeprefix("<|start|>assistant"))
+    results = [{"role": "tool", "content": f"result {n}"} for n in range(2)]
+    prompt = renderer.prompt([{"role": "user", "content": "Q"}, said, *answering(said, results)])
+    order = ["to=functions.look", "functions.look to=assistant", "result 0", "to=functions.find", "result 1"]
+    assert [prompt.index(text) for text in order] == sorted(prompt.index(text) for text in order)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "glm4moe", "nemotron_3_nano"])
+def test_thinking_is_switched_off_by_an_argument(name):
+    renderer = shipped_renderer(name)
+    asked = [{"role": "user", "content": "Q"}]
+    off = renderer.under({"enable_thinking": False}, "auto")
+    assert "</think>" in off.prompt(asked) or "/nothink" in off.prompt(asked)
+    assert "</think>" not in renderer.prompt(asked)
+    assert off.turn_end_ids == renderer.turn_end_ids
+
+
+def test_a_format_insisted_on_is_told_in_words_and_read_where_the_template_has_another():
+    renderer = shipped_renderer("lfm2").under({}, "lfm2")  # which tells of tools, and not of calls
+    tools = ENVIRONMENT.start().reset(TASK, 0).tools
+    assert "<|tool_call_start|>[NAME(ARGUMENT=" in renderer.prompt([{"role": "user", "content": "Q"}], tools)
+    action, _ = renderer.heard("<|tool_call_start|>[calculator(expression='2*3')]<|tool_call_end|>", tools)
+    assert action == '<tool_call>{"tool": "calculator", "args": {"expression": "2*3"}}</tool_call>'
