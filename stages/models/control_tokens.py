@@ -6,7 +6,7 @@ the plain text that they stand for.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 _FIRST_MARK = 0xF0000
@@ -48,25 +48,29 @@ class ControlTokens:
         pieces = self._any_mark.split(text)
         ids = self._ids(pieces[0])
         for place, piece in enumerate(pieces[1:], 1):
-            if piece:
-                ids += self._plain(self._back[piece]) if place % 2 else self._behind_a_line(piece)
+            if place % 2:
+                ids += _inside(self._plain_ids, self._back[piece])
+            elif piece:
+                ids += _inside(self._ids, piece)
         return ids
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def _behind_a_line(self, text: str) -> list[int]:
-        """Encode text that does not begin a sequence: SentencePiece would put a space before it."""
-        line, ids = self._ids("\n"), self._ids(f"\n{text}")
-        return ids[len(line) :] if ids[: len(line)] == line else self._ids(text)
-
-    def _plain(self, text: str) -> list[int]:
-        """Encode the text of a control token letter by letter of the vocabulary, past the tokens that were added."""
+    def _plain_ids(self, text: str) -> list[int]:
+        """Encode text past the tokens that were added to the vocabulary."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
-            ids: Sequence[int] = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        else:
-            words = backend.normalizer.normalize_str(text) if backend.normalizer is not None else text
-            split = backend.pre_tokenizer.pre_tokenize_str(words) if backend.pre_tokenizer is not None else [(words,)]
-            ids = [token.id for part in split for token in backend.model.tokenize(part[0])]
-        return list(ids) if ids else self._ids(text)
+            return self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        words = backend.normalizer.normalize_str(text) if backend.normalizer is not None else text
+        split = backend.pre_tokenizer.pre_tokenize_str(words) if backend.pre_tokenizer is not None else [(words,)]
+        return [token.id for part in split for token in backend.model.tokenize(part[0])]
+
+
+def _inside(encode: Callable[[str], list[int]], text: str) -> list[int]:
+    """Return the tokens of text that does not begin a sequence, where SentencePiece would put a space before it."""
+    for before in ("\n", "|", "a"):  # what does not join with the text's beginning
+        first, ids = encode(before), encode(before + text)
+        if ids[: len(first)] == first:
+            return ids[len(first) :]
+    return encode(text)

@@ -257,6 +257,31 @@ def test_control_tokens_in_the_words_of_tools_are_words():
         assert r.prompt_ids(ask, [tool]).count(end) == r.prompt_ids(ask, [TOOL]).count(end)
 
 
+@pytest.mark.parametrize("how", ["prepended", "metaspace"])
+def test_control_tokens_are_words_without_new_spaces_where_a_tokenizer_begins_text_with_one(how):
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    if how == "prepended":  # as Llama 2 does it
+        raw.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        replace = decoders.Replace("▁", " ")
+        raw.decoder = decoders.Sequence([replace, decoders.ByteFallback(), decoders.Fuse()])
+    else:
+        raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+        raw.decoder = decoders.Metaspace(prepend_scheme="never")
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    raw.train_from_iterator([ATTACK] * 4, trainers.BpeTrainer(vocab_size=320, special_tokens=tokens))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
+    marks = [AddedToken(f"<|im_{end}|>", special=True, normalized=False) for end in ("start", "end")]
+    tokenizer.add_tokens(marks, special_tokens=True)
+    tokenizer.chat_template = ALTERNATES
+    r = Renderer(tokenizer)
+    ids = r.prompt_ids([{"role": "user", "content": ATTACK}])
+    assert ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 1
+    assert ATTACK.strip() in r.decode(ids)
+
+
 def test_words_without_control_tokens_are_encoded_as_before():
     r = renderer()
     messages = [{"role": "user", "content": "<answer> tags <tool_call> 日本語 \U000f0000"}]
