@@ -30,11 +30,11 @@ class Listener:
 
     def heard(self, text: str, tools: Sequence[Mapping[str, Any]] = (), calls: int = 0) -> tuple[str, Message]:
         """Return a turn as environments read it, and as the conversation keeps it, which is the same."""
-        best = 0
+        best, names = 0, {tool["function"]["name"] for tool in tools}
         pieces: Sequence[Piece] = [text]
         for form in self._forms:
             found = form.read(text, tools) if tools or not form.offered_only else [text]
-            good = sum(1 if call.error else 2 for call in calls_in(found))
+            good = sum(2 if call.error is None and call.tool in names else 1 for call in calls_in(found))
             if good > best or (form.channels and len(self._forms) == 1):
                 best, pieces = good, [text] if form.read is hermes.read else found  # these are ours already
         action = in_own_tags(pieces)

@@ -173,10 +173,14 @@ class Attempt:
         # Cut off in the middle of a word: the environment is not asked to act on half an action.
         self._cut_off(text, reason, first, len(generation.token_ids))
 
-    def chat_request(self) -> ChatRequest:
-        """Return what is to be asked for next, of an engine that takes words."""
+    def chat_request(self) -> ChatRequest | None:
+        """Return what is to be asked for next, of an engine that takes words; None: it failed, and has ended."""
         seed = derive_seed(self.identity.seed, "turn", self.turn)
-        shown = self.memory.view(self._first, self._turns, self._summary)
+        try:
+            shown = self.memory.view(self._first, self._turns, self._summary)
+        except FAILURES as error:  # as in __init__
+            self._fail(error)
+            return None
         return ChatRequest(
             messages=shown, tools=self._tools, seed=seed, max_tokens=self.limits.max_generate_length,
             template_arguments=self.speech.arguments if isinstance(self.speech, Listener) else {},

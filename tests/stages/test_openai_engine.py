@@ -10,11 +10,15 @@ import pytest
 from benches import run_bench, table_of
 from endpoints import endpoint
 
+from nanoskyrl.envs.base import Observation, Task
+from nanoskyrl.envs.memory import Memory
 from nanoskyrl.envs.tool_formats.own import tools_in_words
 from nanoskyrl.stages.core.errors import EngineError, SettingsError, ShortError
-from nanoskyrl.stages.engines.base import UNREACHABLE
+from nanoskyrl.stages.engines.base import UNREACHABLE, SamplingParams
 from nanoskyrl.stages.engines.chat_wire import text_of, to_wire
+from nanoskyrl.stages.engines.listening import Listener
 from nanoskyrl.stages.engines.openai import GIVE_UP_AFTER, OpenaiConfig, OpenaiEngine
+from nanoskyrl.stages.engines.turns import Attempt, Identity, TurnLimits
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "6*7"}}</tool_call>'
 
@@ -157,6 +161,35 @@ def test_calls_that_a_server_leaves_in_the_text_are_read_in_the_models_format(to
     assistant, tool = server.asked[1]["messages"][-2:]
     assert json.loads(assistant["tool_calls"][0]["function"]["arguments"]) == {"expression": "6*7"}
     assert (assistant["tool_calls"][0]["id"], tool["content"]) == (tool["tool_call_id"], "42")
+
+
+@pytest.mark.parametrize("reply", ["<tool_call>oops</tool_call>", "<tool_call>{oops}</tool_call>"])
+def test_what_no_format_reads_as_a_call_of_a_tool_on_offer_stays_as_it_is(reply):
+    tools = [{"type": "function", "function": {"name": "calculator", "parameters": {}}}]
+    assert Listener().heard(reply, tools) == (reply, {"role": "assistant", "content": reply})
+    assert Listener().heard("<tool_call>calculator</tool_call>", tools)[0] == text_of(
+        None, [("calculator", "")]
+    ).replace('"name"', '"tool"').replace('"arguments"', '"args"')
+
+
+def test_an_attempt_whose_next_question_cannot_be_made_fails_alone(tmp_path):
+    class Silent:
+        def start(self):
+            return self
+
+        def reset(self, task, seed):
+            return Observation(messages=[])
+
+    engine = OpenaiEngine(OpenaiConfig(base_url="http://127.0.0.1:9", model="m"))
+    who = Identity(trajectory_id="a", group_id="g", sample=0, env="e", seed=7, policy_version=None, policy_digest=None)
+    limits = TurnLimits(max_turns=2, max_generate_length=8, max_input_length=99, max_sequence_length=99)
+    attempt = Attempt(
+        Task(task_id="t", split="test", prompt="x"), who, Silent(), engine, SamplingParams(), limits, stepwise=False,
+        memory=Memory(kind="summary"),
+    )  # fmt: skip
+    attempt._summary = "nothing yet"
+    assert attempt.chat_request() is None
+    assert (attempt.ended, attempt.rows()[0].status) == (True, "failed")
 
 
 def test_calls_of_a_prompts_history_go_as_calls_or_as_words():
