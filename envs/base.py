@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from nanoskyrl.envs.messages import tidy_messages
 from nanoskyrl.stages.core.trajectory import ToolCall, Trajectory
 
 Message = dict[str, Any]
-"""`role` (system, user, assistant or tool) and `content`."""
+"""`role` (system, user, assistant or tool) and `content`, a text; an assistant's may have `tool_calls` apart and a null
+content, a tool's the `tool_call_id` and `name` of its call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +113,8 @@ def check_step(step: Any) -> None:
 
 
 def check_messages(messages: Any) -> None:
-    """Raise TypeError unless these are messages with a role and a content."""
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
-            raise TypeError(f"{message!r} is no message with role and content")
-    json.dumps(list(messages))
+    """Raise TypeError unless these are messages with a role and a content that can be shown and stored."""
+    json.dumps(tidy_messages(messages, pictures=True))
 
 
 def check_metadata(metadata: Any) -> None:

@@ -20,6 +20,7 @@ from nanoskyrl.envs.base import Message, Task
 from nanoskyrl.envs.data_files import HINT, file_rows, folder_rows
 from nanoskyrl.envs.graders.golds import golds_of
 from nanoskyrl.envs.graders.reading import last_box
+from nanoskyrl.envs.messages import tidy_messages
 from nanoskyrl.stages.core.digests import digest_json
 from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean, told_as
 from nanoskyrl.stages.core.storage import as_path
@@ -137,7 +138,7 @@ def _task(row: dict[str, Any], place: str, split: str) -> Task:
             hint=f"Add a column {', '.join(TRUTH_KEYS)}, or {' or '.join(NESTED_TRUTH_KEYS)} with ground_truth",
         )
     messages: Sequence[Message] = () if isinstance(prompt, str) else _messages(prompt, place)
-    text = str(messages[-1]["content"]) if messages else str(prompt)
+    text = str(messages[-1]["content"] or "") if messages else str(prompt)
     task_id = _id_of(row)
     if task_id is None:
         task_id = digest_json([text, truth])[:16]
@@ -182,9 +183,11 @@ def _as_dict(value: Any) -> dict[str, Any]:
 
 
 def _messages(prompt: Any, place: str) -> tuple[dict[str, Any], ...]:
-    valid = isinstance(prompt, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt)
-    if not valid:
-        raise InputError(
-            f"{place} has a prompt that is neither text nor messages", hint="Give text, or a list of role and content"
-        )
-    return tuple({"role": m["role"], "content": m["content"]} for m in prompt)
+    hint = "Give text, or a list of role and content"
+    if not isinstance(prompt, list) or not all(
+        isinstance(message, dict) and "role" in message and message.keys() & {"content", "tool_calls"}
+        for message in prompt
+    ):
+        raise InputError(f"{place} has a prompt that is neither text nor messages", hint=hint)
+    with told_as(InputError, f"{place} has a prompt that cannot be shown", TypeError, hint=hint):
+        return tuple(tidy_messages(prompt))

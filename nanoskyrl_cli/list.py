@@ -11,7 +11,8 @@ def list_names(
     kind: Annotated[
         str | None,
         typer.Argument(
-            help="env, bench, engine, algo, estimator, tool, family or preset; default: all.", show_default=False
+            help="env, bench, engine, algo, estimator, tool_format, tool, family or preset; default: all.",
+            show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,

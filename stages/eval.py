@@ -33,7 +33,15 @@ from nanoskyrl.stages.engines.openai import OpenaiEngine
 from nanoskyrl.stages.engines.rollout_parts import failed, in_parts, load_policy
 from nanoskyrl.stages.engines.task_order import tasks_in
 from nanoskyrl.stages.models.policy import model_name
-from nanoskyrl.stages.rollout import ROWS_PER_PART, Plan, RolloutConfig, files_of, prepare, run_parts
+from nanoskyrl.stages.rollout import (
+    ROWS_PER_PART,
+    Plan,
+    RolloutConfig,
+    check_template_arguments,
+    files_of,
+    prepare,
+    run_parts,
+)
 from nanoskyrl.stages.score import score_table, unjudged
 
 FILES = "_files"
@@ -72,6 +80,10 @@ class EvalConfig:
     """Turns of an attempt; None: the benchmark's own number, or the rollout's."""
     max_generate_length: int | None = None
     """Tokens of one turn; None: the benchmark's own number, or the rollout's."""
+    tool_format: str | None = None
+    """How calls of tools are read; None: the rollout's."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """What the chat template is given beside the messages; None: the rollout's."""
     prices: str | None = None
     """A TOML or JSON file: by model, what a million `prompt` and `completion` tokens cost. A policy's model is called
     what its run began with, such as `starter` or a hub id."""
@@ -81,6 +93,7 @@ class EvalConfig:
         check_numbers("eval", self, "limit", least=0, hint="0 takes all tasks")
         check_numbers("eval", self, "temperature", least=0, hint="0 is greedy")
         check_numbers("eval", self, "n_samples", least=1)
+        check_template_arguments("eval", self.chat_template_kwargs or {})
         for k in self.pass_k:
             if not 1 <= k <= self.n_samples:
                 raise SettingsError(
@@ -293,6 +306,12 @@ def _as_rollout(
         n_samples_per_prompt=config.n_samples, temperature=config.temperature, train_batch_size=max(limit, 1),
         dynamic_sampling=False, max_turns=config.max_turns or limits.max_turns,
         max_generate_length=config.max_generate_length or limits.max_generate_length,
+        tool_format=config.tool_format or rollout_config.tool_format,
+        chat_template_kwargs=(
+            rollout_config.chat_template_kwargs
+            if config.chat_template_kwargs is None
+            else config.chat_template_kwargs
+        ),
         rows_per_part=_rows_per_part(bench, rollout_config.rows_per_part),
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ groups have spread in success.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ from nanoskyrl.stages.engines.rollout_parts import (
 )
 from nanoskyrl.stages.engines.task_order import TaskOrder, tasks_in
 from nanoskyrl.stages.engines.turns import TurnLimits
+from nanoskyrl.stages.models.chat_template import check_tool_format
 from nanoskyrl.stages.models.policy import policy_digest
 
 if TYPE_CHECKING:
@@ -48,6 +49,12 @@ FILES = ("data", "test_data", "actions", "corpus", "prompt", "judge_prompt", "sh
 LEAST_TEMPERATURE, LEAST_TOP_P = 1e-3, 1e-6
 """Below these, float32 can no longer tell the logits apart."""
 ROWS_PER_PART = 512
+TEMPLATE_OWN = (
+    "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize",
+    "continue_final_message", "sanitize_control_tokens", "padding", "truncation", "max_length", "return_tensors",
+    "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
+)  # fmt: skip
+"""Arguments of transformers' `apply_chat_template` that are no template's."""
 TRAJECTORY_MODES = ("auto", "whole", "step")
 NO_LIMIT = 1 << 30
 """Tokens; the engine's context ends before."""
@@ -97,6 +104,11 @@ class RolloutConfig:
     """Turns that `last_turns` and `summary` show."""
     stop_strings: tuple[str, ...] = ()
     """Texts that end a turn as soon as they are written, such as </tool_call>; on engines hf, vllm and openai."""
+    tool_format: str = "auto"
+    """How a policy's calls of tools are read: auto (as its chat template writes them), a name of `skyrl list
+    tool_format`, or module:attribute."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """What the chat template is given beside the messages, such as {enable_thinking = false}; values may be tables."""
     rows_per_part: int = ROWS_PER_PART
     """Trajectories in a part, rounded up to whole groups; in a benchmark 16 unless it is set."""
     dynamic_sampling: bool | None = None
@@ -145,8 +157,29 @@ class RolloutConfig:
                 f"`rollout.memory` is {self.memory}, so a prompt does not begin with the one before",
                 hint="Leave `rollout.trajectory_mode` at auto, or set it to step",
             )
+        check_template_arguments("rollout", self.chat_template_kwargs)
         if not all(self.stop_strings):
             raise SettingsError("`rollout.stop_strings` holds an empty text", hint="Leave it out")
+
+
+def check_template_arguments(table: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments of a chat template that are ours to give, and those that no file of settings can hold.
+
+    Raises:
+        SettingsError: names the first.
+    """
+    for name, value in arguments.items():
+        if _has_null(value):
+            raise SettingsError(f"`{table}.chat_template_kwargs` has a null in `{name}`", hint="Leave it out")
+        if name in TEMPLATE_OWN:
+            raise SettingsError(
+                f"`{table}.chat_template_kwargs` has `{name}`, which follows from the conversation", hint="Leave it out"
+            )
+
+
+def _has_null(value: Any) -> bool:
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return value is None or any(map(_has_null, inside))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +201,9 @@ def prepare(policy: Path | None, config: RolloutConfig, settings: dict[str, dict
     environment, tasks = environment_and_tasks(config, settings)
     engine_config = plugin_config(settings, "engine", config.engine)
     env_config = plugin_config(settings, "env", config.env)
+    check_tool_format(config.tool_format)
     described = {
-        **plugin_digests(config.env, *getattr(env_config, "tools", ())),
+        **plugin_digests(config.env, config.tool_format, *getattr(env_config, "tools", ())),
         "rollout": to_plain(config),
         config.env: without_places(env_config),
         config.engine: without_places(engine_config),
@@ -346,4 +380,6 @@ def run_parts(
         watch,
         memory=Memory(kind=config.memory, turns=config.memory_turns),
         trajectory_mode=config.trajectory_mode,
+        tool_format=config.tool_format,
+        template_arguments=config.chat_template_kwargs,
     )  # fmt: skip

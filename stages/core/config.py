@@ -6,11 +6,13 @@ type is an error that names the key, the type and what was found.
 """
 
 import ast
+import contextlib
 import dataclasses
 import datetime
 import difflib
 import functools
 import inspect
+import json
 import math
 import re
 import textwrap
@@ -177,7 +179,7 @@ def parse_set(assignment: str) -> Settings:
 
 
 def _parse_value(text: str) -> Any:
-    """Return what a value stands for: TOML, else Python's spelling of a number or truth value, else the text."""
+    """Return what a value stands for: TOML, else JSON's or Python's spelling of it, else the text."""
     if text in ("null", "none", "None"):
         return None
     try:
@@ -185,6 +187,9 @@ def _parse_value(text: str) -> Any:
         return text if isinstance(value, datetime.date | datetime.time) else value
     except (ValueError, RecursionError):
         pass
+    if text.startswith("{"):  # JSON's tables; all else that JSON writes is TOML, too
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(text)
     try:
         value = ast.literal_eval(text)
         return value if isinstance(value, bool | int | float) else text

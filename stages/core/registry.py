@@ -78,12 +78,28 @@ ESTIMATORS = {
     "maxrl": "nanoskyrl.algos.estimators.maxrl:MAXRL",
 }
 
+TOOL_FORMATS = {
+    "hermes": "nanoskyrl.envs.tool_formats.hermes:HERMES",
+    "qwen_xml": "nanoskyrl.envs.tool_formats.tagged:QWEN_XML",
+    "glm": "nanoskyrl.envs.tool_formats.tagged:GLM",
+    "llama_json": "nanoskyrl.envs.tool_formats.json_marks:LLAMA_JSON",
+    "mistral": "nanoskyrl.envs.tool_formats.json_marks:MISTRAL",
+    "deepseek": "nanoskyrl.envs.tool_formats.json_marks:DEEPSEEK",
+    "lfm2": "nanoskyrl.envs.tool_formats.literals:LFM2",
+    "gemma4": "nanoskyrl.envs.tool_formats.literals:GEMMA4",
+    "harmony": "nanoskyrl.envs.tool_formats.channels:HARMONY",
+    "atem": "nanoskyrl.envs.tool_formats.channels:ATEM",
+    "own": "nanoskyrl.envs.tool_formats.own:OWN",
+}
+"""Markups of tool calls, in the order in which a chat template is tried with them."""
+
 BUILTIN: Mapping[str, Mapping[str, str]] = {
     "env": ENVS,
     "bench": BENCHES,
     "engine": ENGINES,
     "algo": ALGOS,
     "estimator": ESTIMATORS,
+    "tool_format": TOOL_FORMATS,
 }
 
 

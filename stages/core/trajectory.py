@@ -136,7 +136,7 @@ class Trajectory:
     rollout_logprobs: np.ndarray | None = column(FLOAT32S, "rollout", "nats under the sampling policy; an element is null where loss_mask is 0", nullable=True)
     prompt: str = column(STRING, "rollout", "prompt_ids decoded, for reading; never encoded again; null where a benchmark withholds its text", nullable=True)
     response: str = column(STRING, "rollout", "response_ids decoded, for reading; never encoded again; null where withheld", nullable=True)
-    messages: list[dict[str, Any]] = column(STRING, "rollout", "JSON: the conversation as role and content; null where withheld", nullable=True)
+    messages: list[dict[str, Any]] = column(STRING, "rollout", "JSON: the conversation as role and content, with tool_calls apart where the template takes them so; null where withheld", nullable=True)
     turns: Sequence[Turn] = column(TURNS, "rollout", "per turn: action, observation, reward (the environment's own word, nullable), done, tool_calls (JSON: tool, args, result, ok, error), first_token (index into response_ids), token_count; null where withheld", nullable=True)
     status: str = column(STRING, "rollout", "completed, truncated, max_turns or failed")
     stop_reason: str = column(STRING, "rollout", "stop, length, max_turns, max_input_length, max_sequence_length or error")

@@ -11,7 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -73,6 +73,8 @@ class ChatRequest:
     """JSON schemas of the tools on offer."""
     seed: int
     max_tokens: int
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What the endpoint's chat template is given, such as `enable_thinking`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 Environments speak text: a call is `<tool_call>{...}</tool_call>`. An endpoint with tools of
 its own (`native`) has calls apart from the text, with ids that the results name; one
-without (`text`) is told in words how to call.
+without (`text`) is told in words how to call, in those that are used in training.
 """
 
 import json
@@ -11,32 +11,36 @@ from typing import Any
 
 from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END, tool_calls
 from nanoskyrl.envs.base import Message
+from nanoskyrl.envs.tool_formats.own import calls_in_words, result_in_words, with_tools_told
 
 TOOL_MODES = ("native", "text")
 
 
 def to_wire(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], mode: str) -> list[dict[str, Any]]:
-    """Return the messages to send; without tools they go as they are."""
-    if not tools:
-        return [dict(message) for message in messages]
-    return _in_words(messages, tools) if mode == "text" else _with_ids(messages)
+    """Return the messages to send."""
+    if mode == "text":
+        told = with_tools_told(messages, tools) if tools else messages
+        return [_in_words(message) for message in told] if tools else [_with_text_arguments(each) for each in told]
+    return _with_ids(messages) if tools else [_with_text_arguments(message) for message in messages]
 
 
-def _in_words(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    schemas = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    told = (
-        f"You have these tools:\n{schemas}\n"
-        f'To call one, write {TOOL_CALL}{{"name": "...", "arguments": {{...}}}}{TOOL_CALL_END} and stop.'
-    )
-    sent = [
-        {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-        if message["role"] == "tool"
-        else dict(message)
-        for message in messages
+def _in_words(message: Message) -> dict[str, Any]:
+    if message["role"] == "tool":
+        return {"role": "user", "content": result_in_words(message["content"])}
+    if calls := message.get("tool_calls"):
+        return {"role": message["role"], "content": calls_in_words(message.get("content"), calls)}
+    return dict(message)
+
+
+def _with_text_arguments(message: Message) -> dict[str, Any]:
+    """Return a message whose calls have their arguments as JSON text, as the API wants them."""
+    if "tool_calls" not in message:
+        return dict(message)
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _text(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
     ]
-    if sent and sent[0]["role"] == "system":
-        return [{"role": "system", "content": f"{sent[0]['content']}\n\n{told}"}, *sent[1:]]
-    return [{"role": "system", "content": told}, *sent]
+    return {**message, "tool_calls": calls}
 
 
 def _with_ids(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -46,23 +50,31 @@ def _with_ids(messages: Sequence[Message]) -> list[dict[str, Any]]:
     for place, message in enumerate(messages):
         if message["role"] == "assistant":
             calls = [
-                {
-                    "id": f"call_{place}_{index}",
-                    "type": "function",
-                    "function": {"name": call.tool, "arguments": json.dumps(call.args, ensure_ascii=False)},
-                }
-                for index, call in enumerate(tool_calls(str(message["content"])))
-                if call.error is None
+                {"id": call.get("id", f"call_{place}_{index}"), "type": "function", "function": call["function"]}
+                for index, call in enumerate(message.get("tool_calls") or _written(message["content"]))
             ]
             waiting = [call["id"] for call in calls]
-            sent.append({**message, **({"tool_calls": calls} if calls else {})})
+            sent.append(_with_text_arguments({**message, **({"tool_calls": calls} if calls else {})}))
         elif message["role"] == "tool" and waiting:
-            sent.append({**message, "tool_call_id": waiting.pop(0)})
+            own = message.get("tool_call_id")
+            waiting.remove(found := own if own in waiting else waiting[0])
+            sent.append({**message, "tool_call_id": found})
         elif message["role"] == "tool":
             sent.append({"role": "user", "content": message["content"]})
         else:
             sent.append(dict(message))
     return sent
+
+
+def _written(content: str) -> list[dict[str, Any]]:
+    """Return the calls that stand in a text."""
+    return [
+        {"function": {"name": call.tool, "arguments": call.args}} for call in tool_calls(content) if call.error is None
+    ]
+
+
+def _text(arguments: Any) -> str:
+    return json.dumps(arguments, ensure_ascii=False)
 
 
 def text_of(content: str | None, calls: Sequence[tuple[str, str]]) -> str:

@@ -108,8 +108,11 @@ async def _carry(
         try:
             async with asyncio.timeout_at(deadline):
                 if isinstance(engine, ChatEngine):
+                    request = attempt.chat_request()
+                    if request is None:
+                        continue
                     with busy:
-                        reply = await engine.chat(attempt.chat_request(), sampling)
+                        reply = await engine.chat(request, sampling)
                     await loop.run_in_executor(pool, _timed, spent, attempt.take_reply, reply)
                     continue
                 assert isinstance(engine, AsyncTokenEngine)

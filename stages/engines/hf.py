@@ -67,8 +67,8 @@ class HfEngine(TokenEngine):
     def stop_ids(self) -> frozenset[int]:
         """Every token that ends a turn; found when it is first needed, for it asks the chat template."""
         if self._stop_ids is None:
-            tokenizer, turn_end = self.renderer.tokenizer, self.renderer.turn_end_id
-            self._stop_ids = stop_ids(self._policy, tokenizer, turn_end, self._embeddings)
+            tokenizer, turn_ends = self.renderer.tokenizer, self.renderer.turn_end_ids
+            self._stop_ids = stop_ids(self._policy, tokenizer, turn_ends, self._embeddings)
         return self._stop_ids
 
     def _take_weights(self, policy: Path) -> bool:

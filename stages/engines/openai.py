@@ -61,8 +61,8 @@ class OpenaiConfig:
     """Send every request a seed; false for endpoints that refuse one."""
     max_tokens_name: str = "max_tokens"
     """Or max_completion_tokens, for models that ask for it."""
-    extra: dict[str, str | int | float | bool] = field(default_factory=dict)
-    """Further fields of every request, such as reasoning_effort."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further fields of every request, such as reasoning_effort; values may be tables."""
 
     def __post_init__(self) -> None:
         """Refuse words and numbers that cannot be meant."""
@@ -142,6 +142,8 @@ class OpenaiEngine(ChatEngine):
             body["stop"] = list(sampling.stop_strings)
         if request.tools and config.tools == "native":
             body["tools"] = list(request.tools)
+        if request.template_arguments:
+            body["chat_template_kwargs"] = dict(request.template_arguments)
         if config.seeded:
             body["seed"] = request.seed & SEED_BITS
         return {**body, **config.extra}

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,7 +26,10 @@ from nanoskyrl.stages.core.rows import calls_to_json
 from nanoskyrl.stages.core.trajectory import Trajectory
 from nanoskyrl.stages.engines.base import AsyncEngine, Engine, SamplingParams, TokenEngine
 from nanoskyrl.stages.engines.concurrent_turns import play_concurrently, threads_for
+from nanoskyrl.stages.engines.listening import Listener
 from nanoskyrl.stages.engines.turns import Attempt, Identity, TurnLimits, play
+from nanoskyrl.stages.models.chat_template import AUTO
+from nanoskyrl.stages.models.rendering import Renderer
 
 SUMMARY_COLUMNS = ("stop_reason", "completion_tokens", "turns")
 
@@ -59,6 +63,8 @@ def play_parts(
     *,
     memory: Memory,
     trajectory_mode: str,
+    tool_format: str = AUTO,
+    template_arguments: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[int, list[Trajectory]]]:
     """Yield each part's index and trajectories, group after group; an asynchronous engine may end a later one first.
 
@@ -71,18 +77,26 @@ def play_parts(
         watch: Where time is noted.
         memory: What later prompts show of earlier turns.
         trajectory_mode: whole (a row an attempt), step (a row a turn), or auto.
+        tool_format: How calls are read; auto: as the policy's template writes them.
+        template_arguments: What the chat template is given beside the messages.
     """
     stepwise = trajectory_mode == "step"
+    speech: Renderer | Listener
     if isinstance(engine, TokenEngine):
         limits = replace(
             limits,
             max_input_length=min(limits.max_input_length, engine.context_length),
             max_sequence_length=min(limits.max_sequence_length, engine.context_length),
         )
-        stepwise |= trajectory_mode == "auto" and (memory.kind != "full" or not engine.renderer.keeps_prefix)
+        speech = engine.renderer.under(template_arguments or {}, tool_format)
+        stepwise |= trajectory_mode == "auto" and (memory.kind != "full" or not speech.keeps_prefix)
+    else:
+        speech = Listener(tool_format, template_arguments)
     begins = {
         index: [
-            partial(Attempt, *whose, environment, engine, sampling, limits, stepwise=stepwise, memory=memory)
+            partial(
+                Attempt, *whose, environment, engine, sampling, limits, stepwise=stepwise, memory=memory, speech=speech
+            )
             for whose in attempts
         ]
         for index, attempts in parts.items()

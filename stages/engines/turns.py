@@ -16,6 +16,7 @@ import numpy as np
 from nanoskyrl.envs.actions import restore_stop
 from nanoskyrl.envs.base import Environment, Message, Task, check_metadata, check_observation, check_step
 from nanoskyrl.envs.memory import Memory
+from nanoskyrl.envs.messages import tidy_messages
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.core.trajectory import STOP_REASONS, Trajectory, Turn
@@ -29,6 +30,8 @@ from nanoskyrl.stages.engines.base import (
     TextEngine,
     TokenEngine,
 )
+from nanoskyrl.stages.engines.listening import Listener
+from nanoskyrl.stages.models.rendering import Renderer, answering
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +96,14 @@ class Attempt:
         *,
         stepwise: bool,
         memory: Memory = Memory(),
+        speech: Renderer | Listener | None = None,
     ) -> None:
-        """Pose the task and build the first prompt."""
+        """Pose the task and build the first prompt; `speech` reads turns, and writes prompts of tokens."""
         self.task, self.identity, self.environment = task, identity, environment
         self.engine, self.sampling, self.limits, self.stepwise = engine, sampling, limits, stepwise
         self.memory = memory
+        self.speech = speech or (engine.renderer if isinstance(engine, TokenEngine) else Listener())
+        self._calls = 0
         self._first: Sequence[Message] = ()
         self._turns: list[Sequence[Message]] = []
         self._summary: str | None = None
@@ -115,15 +121,19 @@ class Attempt:
             self._episode = environment.start()
             observation = self._episode.reset(task, identity.seed)
             check_observation(observation)
-            self.messages = list(observation.messages)
-            self._first = observation.messages
+            self.messages = self._tidy(observation.messages)
+            self._first = tuple(self.messages)
             self.metadata.update(observation.metadata)
             self._tools = observation.tools
-            first = engine.renderer.prompt_ids(self.messages, self._tools) if isinstance(engine, TokenEngine) else []
+            first = self.speech.prompt_ids(self.messages, self._tools) if isinstance(self.speech, Renderer) else []
             self.segments.append(_Segment(first))
             self._check_input()
         except FAILURES as error:  # whatever an environment raises is this attempt's failure and nobody else's
             self._fail(error)
+
+    def _tidy(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages as they can be shown: chat templates write text, and endpoints take pictures, too."""
+        return tidy_messages(messages, pictures=not isinstance(self.speech, Renderer))
 
     @property
     def ended(self) -> bool:
@@ -143,7 +153,7 @@ class Attempt:
 
     def take(self, generation: Generation) -> None:
         """Append what was sampled, act on it, and append what was observed."""
-        assert isinstance(self.engine, TokenEngine)
+        assert isinstance(self.speech, Renderer)
         if generation.error is not None:
             self._fail(generation.error)
             return
@@ -154,24 +164,27 @@ class Attempt:
         first = len(segment.response_ids)
         segment.append(generation.token_ids, sampled=True, rollout_logprobs=generation.rollout_logprobs)
         words = generation.token_ids[:-1] if generation.finish_reason == "stop" else generation.token_ids
-        action = self.engine.renderer.decode(words)
+        text = self.speech.decode(words)
         if generation.finish_reason in ("stop", "stop_string"):
-            self._act(action, first, len(generation.token_ids))
+            self._act(text, first, len(generation.token_ids))
             return
         length = len(segment.prompt_ids) + len(segment.response_ids)
         reason = "max_sequence_length" if length >= self.limits.max_sequence_length else "length"
         # Cut off in the middle of a word: the environment is not asked to act on half an action.
-        self._record(
-            Turn(action=action, observation="", done=False, first_token=first, token_count=len(generation.token_ids)),
-            [],
-        )
-        self._end(reason)
+        self._cut_off(text, reason, first, len(generation.token_ids))
 
-    def chat_request(self) -> ChatRequest:
-        """Return what is to be asked for next, of an engine that takes words."""
+    def chat_request(self) -> ChatRequest | None:
+        """Return what is to be asked for next, of an engine that takes words; None: it failed, and has ended."""
         seed = derive_seed(self.identity.seed, "turn", self.turn)
-        shown = self.memory.view(self._first, self._turns, self._summary)
-        return ChatRequest(messages=shown, tools=self._tools, seed=seed, max_tokens=self.limits.max_generate_length)
+        try:
+            shown = self.memory.view(self._first, self._turns, self._summary)
+        except FAILURES as error:  # as in __init__
+            self._fail(error)
+            return None
+        return ChatRequest(
+            messages=shown, tools=self._tools, seed=seed, max_tokens=self.limits.max_generate_length,
+            template_arguments=self.speech.arguments if isinstance(self.speech, Listener) else {},
+        )  # fmt: skip
 
     def take_reply(self, reply: Reply) -> None:
         """Act on what an endpoint wrote, and count its tokens."""
@@ -180,8 +193,7 @@ class Attempt:
         if reply.error is not None:
             self._fail(reply.error)
         elif reply.finish_reason == "length":  # as in `take`
-            self._record(Turn(action=reply.text, observation="", done=False), [])
-            self._end("length")
+            self._cut_off(reply.text, "length", None, None)
         else:
             self._act(restore_stop(reply.text, self.sampling.stop_strings), None, None)
 
@@ -190,33 +202,52 @@ class Attempt:
         self.counted = (None, None)
         self._act(action, None, None)
 
-    def _act(self, action: str, first: int | None, count: int | None) -> None:
+    def _cut_off(self, text: str, reason: str, first: int | None, count: int | None) -> None:
+        """Record a turn that nobody acts on."""
+        self._unanswered(text, first, count)
+        self._end(reason)
+
+    def _unanswered(self, text: str, first: int | None, count: int | None) -> None:
         try:
+            action, _ = self.speech.heard(text, self._tools, self._calls)  # graders read it as environments do
+        except FAILURES:  # of a format of the user's
+            action = text
+        turn = Turn(action=action, observation="", done=False, first_token=first, token_count=count)
+        self._record(turn, {"role": "assistant", "content": text}, [])
+
+    def _act(self, text: str, first: int | None, count: int | None) -> None:
+        """Let the environment act on a turn, and make the next prompt; what fails there fails this attempt alone."""
+        try:
+            action, said = self.speech.heard(text, self._tools, self._calls)
             step = self._episode.step(action)
             check_step(step)
+            step = replace(step, messages=answering(said, self._tidy(step.messages)))
         except FAILURES as error:  # as in __init__
-            self._record(Turn(action=action, observation="", done=False, first_token=first, token_count=count), [])
+            self._unanswered(text, first, count)
             self._fail(error)
             return
+        self._calls += len(said.get("tool_calls") or ())
         self.metadata.update(step.metadata)
         self._summary = self._summary if step.summary is None else step.summary
         turn = Turn(
             action=action, observation=step.observation, reward=step.reward, done=step.done,
             tool_calls=tuple(step.tool_calls), first_token=first, token_count=count,
         )  # fmt: skip
-        self._record(turn, step.messages)
+        self._record(turn, said, step.messages)
         self.turn += 1
         if step.done:
             self._end("max_turns" if step.truncated else "stop")
         elif self.turn >= self.limits.max_turns:
             self._end("max_turns")
-        elif isinstance(self.engine, TokenEngine):
-            self._go_on(step.messages)
+        elif isinstance(self.speech, Renderer):
+            try:
+                self._go_on(self.speech, said, step.messages)
+            except FAILURES as error:  # a template refuses what this policy has brought about
+                self._fail(error)
 
-    def _go_on(self, observations: Sequence[Message]) -> None:
+    def _go_on(self, renderer: Renderer, said: Message, observations: Sequence[Message]) -> None:
         """Make the prompt of the next turn."""
-        assert isinstance(self.engine, TokenEngine)
-        segment, renderer = self.segments[-1], self.engine.renderer
+        segment = self.segments[-1]
         if self.stepwise:
             shown = self.memory.view(self._first, self._turns, self._summary)
             prompt = renderer.prompt_ids(shown, self._tools)
@@ -228,7 +259,7 @@ class Attempt:
                 return
             self.segments.append(_Segment(prompt))
             return
-        added = renderer.continuation_ids(observations, segment.response_ids[-1])
+        added = renderer.continuation_ids(observations, segment.response_ids[-1], said)
         if len(segment.prompt_ids) + len(segment.response_ids) + len(added) >= self.limits.max_sequence_length:
             self._end("max_sequence_length")
             return
@@ -243,8 +274,7 @@ class Attempt:
         elif length >= self.limits.max_sequence_length:
             self._end("max_sequence_length")
 
-    def _record(self, turn: Turn, observations: Sequence[Message]) -> None:
-        said = {"role": "assistant", "content": turn.action}
+    def _record(self, turn: Turn, said: Message, observations: Sequence[Message]) -> None:
         self.messages.append(said)
         self._turns.append((said, *observations))
         self.segments[-1].turns.append(turn)
@@ -293,7 +323,7 @@ class Attempt:
         assert self.stop_reason is not None
         tokens = isinstance(self.engine, TokenEngine)
         with_logprobs = tokens and self.sampling.logprobs_mode != "recomputed"
-        decode = self.engine.renderer.decode if isinstance(self.engine, TokenEngine) else None
+        decode = self.speech.decode if isinstance(self.speech, Renderer) else None
         actions = "\n".join(turn.action for turn in segment.turns)
         return Trajectory(
             **{name: getattr(self.identity, name) for name in IDENTITY},

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nanoskyrl.envs.graders.kinds import NO_ANSWER
+from nanoskyrl.envs.tool_formats.own import calls_in_words
 from nanoskyrl.stages import rollout as rollout_stage, score as score_stage
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
@@ -261,7 +262,8 @@ def _show_trajectory(console: Console, t: Trajectory) -> None:
     console.print(grid)
     colours = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
     for message in t.messages:
-        role, text = str(message.get("role")), Text(str(message.get("content")))
+        role = str(message.get("role"))
+        text = Text(calls_in_words(str(message.get("content") or ""), message.get("tool_calls") or ()))
         console.print(Panel(text, title=escape(role), title_align="left", border_style=colours.get(role, "white")))
     for number, turn in enumerate(t.turns):
         for call in turn.tool_calls:

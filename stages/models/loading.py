@@ -5,11 +5,12 @@ An adapter is loaded on its base, which may be held in 4 bits.
 
 import logging
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.models.policy import find_base, is_adapter, read_errors
+from nanoskyrl.stages.models.policy import find_base, is_adapter, read_errors, text_config
 
 if TYPE_CHECKING:
     import torch
@@ -94,26 +95,30 @@ def check_vocabulary(path: Path, tokenizer: Any, embeddings: int) -> None:
         )
 
 
-def stop_ids(path: Path, tokenizer: Any, turn_end: int | None, embeddings: int) -> frozenset[int]:
-    """Return every token that ends a turn: the model's EOS ids, the tokenizer's, and the template's end of turn.
+def stop_ids(path: Path, tokenizer: Any, turn_ends: Iterable[int], embeddings: int) -> frozenset[int]:
+    """Return every token that ends a turn: the model's EOS ids, the tokenizer's, and the template's ends of turns.
 
     Raises:
-        InputError: the generation config cannot be read, or its EOS ids are no tokens of the model.
+        InputError: a config cannot be read, or its EOS ids are no tokens of the model.
     """
     from transformers import GenerationConfig
 
     found: set[int] = set()
     base = find_base(path) if is_adapter(path) else path
     file = base / "generation_config.json"
+    named: list[tuple[Path, Any]] = [(base / "config.json", text_config(path).get("eos_token_id"))]
     if file.is_file():
         with read_errors(file, "Mend it, or delete it"):
-            eos: Any = GenerationConfig.from_pretrained(base).eos_token_id
+            named.append((file, GenerationConfig.from_pretrained(base).eos_token_id))
+    for source, eos in named:
         for token in eos if isinstance(eos, list) else [eos] if eos is not None else []:
+            if source is not file and not (type(token) is int and 0 <= token < embeddings):
+                continue  # the default of a model's kind, which small ones have no token for
             if type(token) is not int or not 0 <= token < embeddings:
                 raise InputError(
                     f"`{file}` has the eos_token_id {token!r}",
                     hint=f"Token ids are integers from 0 to {embeddings - 1}",
                 )
             found.add(token)
-    found.update(token for token in (tokenizer.eos_token_id, turn_end) if token is not None)
-    return frozenset(found)
+    found.update(turn_ends)
+    return frozenset(found if tokenizer.eos_token_id is None else {*found, tokenizer.eos_token_id})

@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from nanoskyrl.envs.actions import ANSWER, ANSWER_END, TOOL_CALL, TOOL_CALL_END
 from nanoskyrl.envs.base import Message
+from nanoskyrl.envs.tool_formats.own import tools_in_words
 from nanoskyrl.envs.worlds.text_math.environment import INSTRUCTION
 from nanoskyrl.envs.worlds.text_math.problems import generate, is_test
 from nanoskyrl.envs.worlds.tool_use.environment import ToolUse, ToolUseConfig
@@ -269,7 +270,7 @@ def train_starter(
     ]
     # What the template writes around messages, and the schemas, are part of what is to be spelt.
     words = [str(message["content"]) for trace in sample for message in trace]
-    words += [message["content"] for message in Renderer(_Templated()).prepare([], tools)] * 50
+    words += [tools_in_words(tools)] * 50
     words += ["system\n", "user\n", "assistant\n", "tool\n"] * 50
     tokenizer = build_tokenizer(words, config.vocabulary)
     renderer = Renderer(tokenizer)
@@ -306,12 +307,6 @@ def train_starter(
         if step % 50 == 0 or step == config.steps - 1:
             report(f"step {step:4d}  loss {total:.3f} nats a token")
     return model, tokenizer
-
-
-class _Templated:
-    """Stands for a tokenizer when only its template matters."""
-
-    chat_template = CHAT_TEMPLATE
 
 
 def _save(output: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, config: StarterConfig) -> None:

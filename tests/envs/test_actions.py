@@ -127,14 +127,52 @@ def test_a_call_that_was_not_closed_does_not_swallow_the_next():
     assert [(call.tool, call.error) for call in calls] == [(None, "malformed"), ("f", None)]
 
 
-@pytest.mark.parametrize("args", [[], [1], "x", 5, True, None])
+@pytest.mark.parametrize("args", [[], [1], "x", 5, True, "[1]", '"{}"', '{"a": NaN}'])
 def test_arguments_that_are_no_object_are_told_apart_from_broken_json(args):
     (call,) = tool_calls(written({"tool": "f", "args": args}))
     assert (call.tool, call.args, call.error) == ("f", None, "bad_arguments")
     assert '"args" must be a JSON object' in call.detail
 
 
-@pytest.mark.parametrize("value", [[], "f", 5, None, True, [{"tool": "f"}]])
+ARGS = {"expression": "2*3"}
+
+
+@pytest.mark.parametrize(
+    ("written", "calls"),
+    [
+        ('{"name": "calculator", "arguments": "{\\"expression\\": \\"2*3\\"}"}', [ARGS]),
+        ('{"name": "calculator", "parameters": "{\\"expression\\": \\"2*3\\"}"}', [ARGS]),
+        ('{"name": "calculator", "parameters": {"expression": "2*3"}}', [ARGS]),
+        ('{"type": "function", "function": {"name": "calculator", "arguments": {"expression": "2*3"}}}', [ARGS]),
+        ('{"function": {"name": "calculator", "arguments": "{\\"expression\\": \\"2*3\\"}"}, "id": "x"}', [ARGS]),
+        ('{"name": "calculator", "arguments": null}', [{}]),
+        ('{"name": "calculator", "arguments": ""}', [{}]),
+        ('{"name": "calculator", "arguments": "null"}', [{}]),
+        ('{"type": "function", "function": {"name": "calculator", "arguments": null}}', [{}]),
+        ('[{"name": "calculator", "arguments": {"expression": "2*3"}}]', [ARGS]),
+        (
+            '[{"tool": "calculator"}, {"function": {"name": "calculator", "arguments": {"expression": "2*3"}}}]',
+            [{}, ARGS],
+        ),
+        ('```json\n{"name": "calculator", "arguments": {"expression": "2*3"}}\n```', [ARGS]),
+        (
+            '\n```\n[{"name": "calculator", "arguments": {"expression": "2*3"}}, {"name": "calculator"}]\n```\n',
+            [ARGS, {}],
+        ),
+        ('```json\n{"name": "calculator", "arguments": {"expression": "2*3"}}```', [ARGS]),
+    ],
+)
+def test_a_call_is_read_in_the_spellings_of_apis_and_of_other_models(written, calls):
+    found = tool_calls(f"I look. <tool_call>{written}</tool_call> Done.")
+    assert [(call.tool, call.args, call.error) for call in found] == [("calculator", args, None) for args in calls]
+
+
+def test_one_bad_call_of_a_list_takes_none_of_the_others_with_it():
+    found = tool_calls('<tool_call>[{"tool": "f"}, 5, {"tool": "g", "args": [1]}]</tool_call>')
+    assert [(call.tool, call.error) for call in found] == [("f", None), (None, "malformed"), ("g", "bad_arguments")]
+
+
+@pytest.mark.parametrize("value", [[], "f", 5, None, True, [5], [[{"tool": "f"}]]])
 def test_a_call_that_is_no_object_is_malformed(value):
     assert errors(written(value)) == ["malformed"]
 

@@ -307,3 +307,81 @@ def test_a_ground_truth_that_holds_no_text_is_refused_by_its_place(tmp_path, val
     path.write_text(json.dumps({"prompt": "?", "answer": value}))
     with pytest.raises(InputError, match=r"the ground truth of line 1 of"):
         read_tasks(str(path), "train")
+
+
+# Messages
+
+PARTS = [{"type": "text", "text": "What is "}, {"type": "text", "text": "2+2?", "image_url": None}]
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "that"}'}}
+HISTORY = [
+    {"role": "system", "content": "Be kind."}, {"role": "user", "content": "Look."},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": [{"type": "text", "text": "seen"}], "tool_call_id": "c1", "name": "look"},
+    {"role": "user", "content": PARTS, "name": None, "tool_calls": None},
+]  # fmt: skip
+KEPT = [
+    *HISTORY[:2],
+    {
+        "role": "assistant", "content": None,
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"at": "that"}}}],
+    },
+    {"role": "tool", "content": "seen", "tool_call_id": "c1", "name": "look"},
+    {"role": "user", "content": "What is 2+2?"},
+]  # fmt: skip
+
+
+def test_text_parts_are_joined_and_a_history_of_calls_is_kept(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": HISTORY, "answer": "4"}))
+    (task,) = read_tasks(str(path), "train")
+    assert list(task.messages) == KEPT
+    assert task.prompt == "What is 2+2?"
+
+
+def test_a_history_in_parquet_is_kept_without_the_nulls_of_its_columns(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    arguments = [{"at": "that", "of": None}, {"at": None, "of": "this"}]
+    calls = [{"id": "c1", "type": "function", "function": {"name": "look", "arguments": each}} for each in arguments]
+    messages = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "tool_calls": calls},
+        {"role": "user", "content": "?"},
+    ]
+    pq.write_table(pa.Table.from_pylist([{"prompt": messages, "answer": "4"}]), tmp_path / "rows.parquet")
+    (task,) = read_tasks(str(tmp_path / "rows.parquet"), "train")
+    user, said, last = task.messages
+    assert (user, last) == ({"role": "user", "content": "Look."}, {"role": "user", "content": "?"})
+    assert [call["function"]["arguments"] for call in said["tool_calls"]] == [{"at": "that"}, {"of": "this"}]
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ({"role": "user", "content": None}, "message 0 of role user has no content"),
+        ({"role": "assistant", "content": None}, "no content"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, "no content"),
+        ({"role": "user"}, "neither text nor messages"),
+        ({"role": "user", "content": [{"type": "image", "image": "x.png"}]}, "a part of type image"),
+        ({"role": "user", "content": [PARTS[0], {"type": "image_url", "image_url": {"url": "x"}}]}, "type image_url"),
+        ({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, "type input_audio"),
+        ({"role": "user", "content": [{"type": "text", "text": None}]}, "a part of type text"),
+        ({"role": "user", "content": [5]}, "a part of type int"),
+        ({"role": "user", "content": {"type": "text", "text": "2+2?"}}, "neither text nor a list of parts"),
+        ({"role": "user", "content": 4}, "neither text nor a list of parts"),
+        ({"role": None, "content": "x"}, "no message with role"),
+        ({"role": "tool", "content": "x", "name": 5}, "`name` of message 0"),
+        ({"role": "assistant", "content": "", "tool_calls": [{"function": {"arguments": {}}}]}, "names no function"),
+        (
+            {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]},
+            "no func",
+        ),
+        ({"role": "assistant", "content": "", "tool_calls": "f()"}, "which is no list"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_by_its_row(tmp_path, message, why):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": [each], "answer": "4"}) for each in (HISTORY[0], message)))
+    with pytest.raises(InputError, match=f"line 2 of .*{why}"):
+        read_tasks(str(path), "train")

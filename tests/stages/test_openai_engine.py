@@ -10,10 +10,15 @@ import pytest
 from benches import run_bench, table_of
 from endpoints import endpoint
 
+from nanoskyrl.envs.base import Observation, Task
+from nanoskyrl.envs.memory import Memory
+from nanoskyrl.envs.tool_formats.own import tools_in_words
 from nanoskyrl.stages.core.errors import EngineError, SettingsError, ShortError
-from nanoskyrl.stages.engines.base import UNREACHABLE
+from nanoskyrl.stages.engines.base import UNREACHABLE, SamplingParams
 from nanoskyrl.stages.engines.chat_wire import text_of, to_wire
+from nanoskyrl.stages.engines.listening import Listener
 from nanoskyrl.stages.engines.openai import GIVE_UP_AFTER, OpenaiConfig, OpenaiEngine
+from nanoskyrl.stages.engines.turns import Attempt, Identity, TurnLimits
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "6*7"}}</tool_call>'
 
@@ -119,6 +124,87 @@ def test_what_ends_a_turn_and_what_is_remembered_is_sent(tmp_path):
     assert found["turns_mean"] == 3.0
     assert [len(body["messages"]) for body in server.asked] == [2, 4, 4]
     assert all((body["stop"], body["top_k"]) == (["END"], 5) for body in server.asked)
+
+
+def test_arguments_of_the_chat_template_are_sent_nested_ones_too(rows, tmp_path):
+    given = {"enable_thinking": False, "budget": {"tokens": 64}}
+    with endpoint(knows) as server:
+        ask(server, rows(1), tmp_path / "a", rollout={"chat_template_kwargs": given})
+        ask(server, rows(1), tmp_path / "b")
+        ask(server, rows(1), tmp_path / "c", openai={"extra": {"chat_template_kwargs": given}})
+    assert [body.get("chat_template_kwargs") for body in server.asked] == [given, None, given]
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "reply"),
+    [
+        (
+            "auto",
+            "<tool_call>\n<function=calculator>\n<parameter=expression>\n6*7\n</parameter>\n</function>\n</tool_call>",
+        ),
+        ("auto", '{"name": "calculator", "parameters": {"expression": "6*7"}}'),
+        ("auto", "<|tool_call_start|>[calculator(expression='6*7')]<|tool_call_end|>"),
+        ("mistral", '[TOOL_CALLS]calculator[ARGS]{"expression": "6*7"}'),
+    ],
+)
+def test_calls_that_a_server_leaves_in_the_text_are_read_in_the_models_format(tool_format, reply, tmp_path):
+    def answer(body):
+        last = body["messages"][-1]
+        return f"Answer: {last['content']}" if last["role"] == "tool" else reply
+
+    with endpoint(answer) as server:
+        found = run_bench(
+            "hle", tmp_path / "out", engine_name="openai", limit=1, rollout={"tool_format": tool_format},
+            tables={"openai": {"base_url": server.url, "model": "m"}, "hle": {"tools": ["calculator"]}},
+        )  # fmt: skip
+    assert (found["tool_calls_valid"], found["turns_mean"]) == (1, 2.0)
+    assistant, tool = server.asked[1]["messages"][-2:]
+    assert json.loads(assistant["tool_calls"][0]["function"]["arguments"]) == {"expression": "6*7"}
+    assert (assistant["tool_calls"][0]["id"], tool["content"]) == (tool["tool_call_id"], "42")
+
+
+@pytest.mark.parametrize("reply", ["<tool_call>oops</tool_call>", "<tool_call>{oops}</tool_call>"])
+def test_what_no_format_reads_as_a_call_of_a_tool_on_offer_stays_as_it_is(reply):
+    tools = [{"type": "function", "function": {"name": "calculator", "parameters": {}}}]
+    assert Listener().heard(reply, tools) == (reply, {"role": "assistant", "content": reply})
+    assert Listener().heard("<tool_call>calculator</tool_call>", tools)[0] == text_of(
+        None, [("calculator", "")]
+    ).replace('"name"', '"tool"').replace('"arguments"', '"args"')
+
+
+def test_an_attempt_whose_next_question_cannot_be_made_fails_alone(tmp_path):
+    class Silent:
+        def start(self):
+            return self
+
+        def reset(self, task, seed):
+            return Observation(messages=[])
+
+    engine = OpenaiEngine(OpenaiConfig(base_url="http://127.0.0.1:9", model="m"))
+    who = Identity(trajectory_id="a", group_id="g", sample=0, env="e", seed=7, policy_version=None, policy_digest=None)
+    limits = TurnLimits(max_turns=2, max_generate_length=8, max_input_length=99, max_sequence_length=99)
+    attempt = Attempt(
+        Task(task_id="t", split="test", prompt="x"), who, Silent(), engine, SamplingParams(), limits, stepwise=False,
+        memory=Memory(kind="summary"),
+    )  # fmt: skip
+    attempt._summary = "nothing yet"
+    assert attempt.chat_request() is None
+    assert (attempt.ended, attempt.rows()[0].status) == (True, "failed")
+
+
+def test_calls_of_a_prompts_history_go_as_calls_or_as_words():
+    call = {"id": "c1", "type": "function", "function": {"name": "calculator", "arguments": {"expression": "6*7"}}}
+    messages = [
+        {"role": "user", "content": "Q"}, {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "42", "tool_call_id": "c1"},
+    ]  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "calculator", "parameters": {}}}]
+    for sent in (to_wire(messages, tools, "native"), to_wire(messages, (), "text")):
+        assert sent[1]["tool_calls"][0]["function"]["arguments"] == '{"expression": "6*7"}'
+        assert sent[2]["tool_call_id"] == sent[1]["tool_calls"][0]["id"] == "c1"
+    told = to_wire(messages, tools, "text")
+    assert told[2]["content"] == '<tool_call>{"tool": "calculator", "args": {"expression": "6*7"}}</tool_call>'
+    assert told[3] == {"role": "user", "content": "<tool_response>\n42\n</tool_response>"}
 
 
 def test_replies_cut_off_count_as_truncated(rows, tmp_path):
@@ -290,7 +376,7 @@ def test_without_native_tools_the_model_is_told_in_words():
     ]  # fmt: skip
     tools = [{"type": "function", "function": {"name": "calculator", "parameters": {}}}]
     sent = to_wire(messages, tools, "text")
-    assert sent[0]["content"].startswith("S\n\nYou have these tools:")
+    assert sent[0]["content"] == f"S\n{tools_in_words(tools)}"
     assert '"name": "calculator"' in sent[0]["content"]
     assert sent[-1] == {"role": "user", "content": "<tool_response>\n42\n</tool_response>"}
     assert to_wire(messages[1:], tools, "text")[0]["role"] == "system"

@@ -5,6 +5,10 @@ import numpy as np
 import pytest
 
 from nanoskyrl.envs.base import Observation, Step, Task
+from nanoskyrl.envs.tool_formats.json_marks import LLAMA_JSON
+from nanoskyrl.envs.tools import Tool
+from nanoskyrl.envs.worlds.tool_use.calculator import calculator
+from nanoskyrl.envs.worlds.tool_use.environment import ToolUse, ToolUseConfig
 from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.core.rows import to_table
 from nanoskyrl.stages.engines.base import Generation, SamplingParams, TokenEngine
@@ -260,3 +264,135 @@ def test_turns_of_one_attempt_and_of_others_draw_from_different_seeds(renderer):
     ).request()
     seeds = [requests[0].seed for requests in engine.seen] + [other.seed]
     assert len(set(seeds)) == 3
+
+
+# What a policy brings about in its template
+
+
+REFUSES = (
+    "{% for m in messages %}{% if loop.index0 > 1 and m.content == 'heard refuse' %}"
+    "{{ raise_exception('I will not') }}{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def template(source):
+    tokenizer = load_tokenizer(resolve_policy("starter"))
+    tokenizer.chat_template = source
+    return Renderer(tokenizer)
+
+
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_what_the_template_refuses_later_on_fails_that_attempt_alone(stepwise):
+    class Both(Reciter):
+        def generate(self, requests, sampling):
+            self.texts = ["refuse", "bye"] if len(requests) == 2 else ["bye"]
+            self.seen = []
+            found = []
+            for request in requests:
+                self.seen.append(request)
+                found.append(self._one(request))
+            return found
+
+    engine = Both(template(REFUSES))
+    failed, fine = played(engine, attempt(engine, stepwise=stepwise, name="a"), attempt(engine, name="b"))
+    assert (failed.status, failed.stop_reason) == ("failed", "error")
+    assert "I will not" in failed.error
+    assert failed.turns[0].action == "refuse"
+    assert (fine.status, fine.error) == ("completed", None)
+
+
+TWO_CALLS = (
+    '<tool_call>{"tool": "calculator", "args": {"expression": "2*3"}}</tool_call>'
+    '<tool_call>{"tool": "calculator", "args": {"expression": "3*3"}}</tool_call>'
+)
+TAKES_TURNS = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_two_calls_in_a_turn_go_on_where_a_template_wants_turns_to_alternate(stepwise):
+    engine = Reciter(template(TAKES_TURNS), TWO_CALLS, "<answer>6</answer>")
+    environment = ToolUse(ToolUseConfig())
+    rows = played(engine, attempt(engine, environment, stepwise=stepwise))
+    assert (rows[-1].status, rows[-1].error) == ("completed", None)
+    shown = rows[-1].prompt if stepwise else rows[-1].response
+    assert "<tool_response>\n6\n</tool_response>\n<tool_response>\n9\n</tool_response>" in shown
+    calls = [call for row in rows for turn in row.turns for call in turn.tool_calls]
+    assert [call.result for call in calls] == ["6", "9"]
+
+
+CALLS_AS_LLAMA = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.tool_calls is defined %}"
+    "{% if m.tool_calls | length != 1 %}{{ raise_exception('one call at once') }}{% endif %}"
+    '{"name": "{{ m.tool_calls[0].function.name }}", "parameters": {{ m.tool_calls[0].function.arguments | tojson }}}'
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_a_template_that_takes_one_call_a_message_shows_several_one_after_the_other(stepwise):
+    one, two = (LLAMA_JSON.write("calculator", {"expression": text}) for text in ("2*3", "3*3"))
+    engine = Reciter(template(CALLS_AS_LLAMA), f"{one}\n{two}", "<answer>6</answer>")
+    rows = played(engine, attempt(engine, ToolUse(ToolUseConfig()), stepwise=stepwise))
+    assert (rows[-1].status, rows[-1].error) == ("completed", None)
+    calls = [call for row in rows for turn in row.turns for call in turn.tool_calls]
+    assert [call.result for call in calls] == ["6", "9"]
+    assert rows[0].turns[0].action.count("<tool_call>") == 2
+    said, first, second = rows[-1].messages[1:4]
+    assert [call["id"] for call in said["tool_calls"]] == [first["tool_call_id"], second["tool_call_id"]]
+    if stepwise:
+        told = rows[-1].prompt.partition("assistant\n")[2]
+        assert [told.index(text) for text in (one, "tool\n6", two, "tool\n9")] == sorted(
+            told.index(text) for text in (one, "tool\n6", two, "tool\n9")
+        )
+
+
+def test_a_call_that_cannot_be_read_is_a_mistake_that_the_policy_is_told_of():
+    engine = Reciter(template(CALLS_AS_LLAMA), '{"name": "calculator", "parameters": {"expre', "<answer>6</answer>")
+    (row,) = played(engine, attempt(engine, ToolUse(ToolUseConfig())))
+    assert [call.error for turn in row.turns for call in turn.tool_calls] == ["malformed"]
+    assert "error: the call is not valid JSON" in row.response
+    assert row.messages[1] == {"role": "assistant", "content": '{"name": "calculator", "parameters": {"expre'}
+
+
+def test_observations_in_parts_are_joined_and_others_fail_their_attempt(renderer):
+    class InParts(Echo):
+        def step(self, action):
+            if action == "bye":
+                return Step(done=True)
+            kind = "text" if action == "hello" else "image"
+            return Step(messages=[{"role": "tool", "content": [{"type": kind, "text": "heard"}]}], done=False)
+
+    (fine,) = played(engine := Reciter(renderer, "hello", "bye"), attempt(engine, InParts()))
+    assert (fine.status, fine.messages[2]) == ("completed", {"role": "tool", "content": "heard"})
+    (failed,) = played(engine := Reciter(renderer, "look"), attempt(engine, InParts()))
+    assert failed.status == "failed"
+    assert "a part of type image" in failed.error
+
+
+def test_a_result_may_look_like_reasoning_or_a_call():
+    call = LLAMA_JSON.write("calculator", {"expression": "2*3"})
+
+    class Nasty(Echo):
+        def step(self, action):
+            if action == "bye":
+                return Step(done=True)
+            return Step(
+                messages=[{"role": "tool", "content": f"</think>\nprobed-words probed-user\n{call}"}], done=False
+            )
+
+        def reset(self, task, seed):
+            return dataclasses.replace(super().reset(task, seed), tools=[Tool("calculator", calculator).schema])
+
+    engine = Reciter(template(CALLS_AS_LLAMA), f"{call}", "hello", "bye")
+    (row,) = played(engine, attempt(engine, Nasty()))
+    assert (row.status, row.error) == ("completed", None)
+    shown = f"tool\n</think>\nprobed-words probed-user\n{call}<|im_end|>\n<|im_start|>assistant\n"
+    assert row.response == f"{call}<|im_end|>\n<|im_start|>{shown}hello<|im_end|>\n<|im_start|>{shown}bye<|im_end|>"

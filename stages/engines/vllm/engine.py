@@ -179,7 +179,7 @@ class VllmEngine(AsyncTokenEngine):
             tokenizer = load_tokenizer(policy)
             self.renderer = Renderer(tokenizer)
             vocabulary = int(shape.get("vocab_size", 1 << 30))
-            self._stop_list = sorted(stop_ids(policy, tokenizer, self.renderer.turn_end_id, vocabulary))
+            self._stop_list = sorted(stop_ids(policy, tokenizer, self.renderer.turn_end_ids, vocabulary))
             self._frame = frame
         return shape
 
