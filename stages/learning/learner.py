@@ -39,7 +39,7 @@ from nanoskyrl.stages.models.device import pick_device, pick_dtype
 from nanoskyrl.stages.models.kv_cache import without_wrapper
 from nanoskyrl.stages.models.loading import load_model
 from nanoskyrl.stages.models.logprobs import LogprobHead, TokenStatistics, sequence_logprobs
-from nanoskyrl.stages.models.packing import prepare_packing
+from nanoskyrl.stages.models.packing import check_padding, prepare_packing
 from nanoskyrl.stages.models.policy import (
     PolicyInfo,
     count_parameters,
@@ -162,7 +162,8 @@ class Learner:
         self.parameters = count_parameters(find_base(policy) if is_adapter(policy) else policy) or sum(
             p.numel() for p in self.model.parameters()
         )
-        self.packed = self.config.packing and prepare_packing(self.model)
+        alone = check_padding(self.model)
+        self.packed = self.config.packing and prepare_packing(self.model, alone)
         adapters = rank_of(self.model, rank=self.config.lora_rank, alpha=self.config.lora_alpha)
         self.lora_rank = rank_or_default(self.config.lora_rank, self.parameters) if adapters is None else adapters
         if self.config.quantization is not None and not self.lora_rank:
