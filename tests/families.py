@@ -14,6 +14,8 @@ import torch
 from nanoskyrl.stages.core.errors import NanoskyrlError
 from nanoskyrl.stages.engines.base import HfConfig, Request, SamplingParams
 from nanoskyrl.stages.engines.hf import HfEngine
+from nanoskyrl.stages.learning.learner import Learner
+from nanoskyrl.stages.learning.train_config import OptimizerConfig
 from nanoskyrl.stages.models.loading import load_model
 from nanoskyrl.stages.models.logprobs import sequence_logprobs
 from nanoskyrl.stages.models.packing import check_padding, prepare_packing
@@ -185,6 +187,17 @@ def training(policy: Path) -> tuple[str, float]:
     return how, gap
 
 
+def adapters(policy: Path) -> str:
+    """Return what gets adapters in a family."""
+    learner = Learner(OptimizerConfig(lora_rank=1))
+    try:
+        learner.load(policy)
+    except NanoskyrlError as error:
+        return f"refused: {error}"
+    parameters = any(hasattr(module, "parameter_name") for module in learner.model.modules())
+    return "layers and experts" if parameters else "layers"
+
+
 # The table of docs/models.md
 
 
@@ -204,8 +217,8 @@ def table() -> str:
 
     served = set(VLLM.read_text().split())
     lines = [
-        f"| Family | Rows that share a batch on `hf` | Training | vLLM {VLLM.stem.removeprefix('vllm-')} |",
-        "| --- | --- | --- | --- |",
+        f"| Family | Rows that share a batch on `hf` | Training | LoRA | vLLM {VLLM.stem.removeprefix('vllm-')} |",
+        "| --- | --- | --- | --- | --- |",
     ]
     not_made = []
     for kind in every_family():
@@ -220,9 +233,10 @@ def table() -> str:
             for how, gap in (generation(Path(directory)), training(Path(directory))):
                 assert gap < 1e-5, (kind, how, gap)
                 cells.append(how.replace(directory, "DIR").replace("|", ","))
+            cells.append("" if cells[1].startswith("refused") else adapters(Path(directory)))
         if cells[0] == cells[1]:
             cells[1] = "the same"
-        lines.append(f"| {kind} | {cells[0]} | {cells[1]} | {'yes' if name in served else ''} |")
+        lines.append(f"| {kind} | {' | '.join(cells)} | {'yes' if name in served else ''} |")
     return "\n".join([*lines, "", f"Not tried, for no small one of text alone could be made: {', '.join(not_made)}."])
 
 

@@ -71,6 +71,8 @@ def _advantage_line(manifest: Manifest, output: Path) -> str:
 def _train_line(manifest: Manifest, output: Path) -> str:
     settings, facts = manifest.settings["train"], manifest.facts
     how = f"LoRA rank {facts['lora_rank']}" if facts["lora_rank"] else "the whole model"
+    if "trained_parameters" in facts:
+        how += f" ({facts['trained_parameters'] / facts['parameters']:.2%} of {facts['parameters']:,} weights)"
     steps = "1 optimizer step" if facts["optimizer_steps"] == 1 else f"{facts['optimizer_steps']} optimizer steps"
     return f"policy trained with {settings['algo']}, {steps} on {how}, lr {facts['lr']:g}"
 
