@@ -10,6 +10,7 @@ from nanoskyrl.stages.core.errors import InputError, OutputError, SettingsError,
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.runs import EVALUATIONS, NUMBER, Run
 from nanoskyrl.stages.core.storage import as_path, make_directory, sync_tree, write_errors
+from nanoskyrl.stages.engines.task_order import weights_of
 from nanoskyrl.stages.looking.eval_report import summary_of
 from nanoskyrl.stages.models.policy import POLICY_JSON, check_policy, is_adapter, policy_digest, policy_files, read_info
 
@@ -168,13 +169,16 @@ def _data(rollout: Manifest | None) -> dict[str, str]:
     if rollout is None:
         return {}
     asked = rollout.settings["rollout"]
-    own = _settings(rollout.settings.get(asked["env"], {}))
     found = {
-        "Environment": f"`{asked['env']}`, split `{asked['split']}`, {own}",
+        f"Environment `{name}`": f"weight {weight:g}, split `{asked['split']}`, "
+        + _settings(rollout.settings.get(name) or {})
+        for name, weight in weights_of(asked["env"]).items()
+    }
+    found |= {
         "Attempts": f"{asked['train_batch_size']} prompts x {asked['n_samples_per_prompt']} a step, "
         f"temperature {asked['temperature']:g}",
     }
-    files = {key: digest for key, digest in rollout.inputs.items() if key in ("data", "corpus", "prompt")}
+    files = {key: digest for key, digest in rollout.inputs.items() if key.endswith(("data", "corpus", "prompt"))}
     return found | {f"Digest of `{key}`": f"`{digest}`" for key, digest in files.items()}
 
 

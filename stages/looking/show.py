@@ -21,7 +21,7 @@ from nanoskyrl.stages.core.runs import STAGES, Run
 from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import Trajectory
-from nanoskyrl.stages.looking.curve import curve
+from nanoskyrl.stages.looking.curve import ENVIRONMENT, curve
 from nanoskyrl.stages.looking.preview import advantage_of
 from nanoskyrl.stages.models.policy import count_parameters, is_adapter, policy_digest, policy_files, read_info
 
@@ -59,7 +59,12 @@ def _score_line(manifest: Manifest, output: Path) -> str:
     others = ", ".join(f"{reason} {count}" for reason, count in manifest.dropped.items())
     scored = manifest.rows_out - sum(manifest.dropped.values())
     without = f" ({others})" if others else ""
-    return f"{scored} of {manifest.rows_out} rows scored{without}, success {success}, reward {reward}"
+    of_envs = "".join(
+        f", {key.split('/', 1)[1].rpartition('/')[0]} {_number(value)}"
+        for key, value in numbers.items()
+        if ENVIRONMENT.fullmatch(key)
+    )
+    return f"{scored} of {manifest.rows_out} rows scored{without}, success {success}{of_envs}, reward {reward}"
 
 
 def _advantage_line(manifest: Manifest, output: Path) -> str:
