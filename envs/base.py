@@ -33,6 +33,8 @@ class Task:
     """Kept in the trajectory table; JSON-ready."""
     messages: Sequence[Message] = ()
     """A conversation to begin with, where a data set brings one; replaces `prompt`."""
+    env: str | None = None
+    """Name of the environment that poses it, in a run of several; filled by the rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

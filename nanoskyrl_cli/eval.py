@@ -104,7 +104,7 @@ def evaluate(
     for name, values in _bench_flags(names, data, judge_endpoint, judge_model).items():
         flags[name] = {**flags.get(name, {}), **values}
     session = open_session(run, config, assignments, flags)
-    return _run(session, names or session.benches() or [None], policy_path(policy), path(out), force, as_json)
+    return _run(session, names or session.evaluated(), policy_path(policy), path(out), force, as_json)
 
 
 def _run(session: Any, names: Sequence[str | None], policy: Any, out: Path | None, force: bool, as_json: bool) -> int:

@@ -12,6 +12,7 @@ from nanoskyrl_cli.options import (
     RunOption,
     SeedOption,
     SetOption,
+    environments,
     say,
     settings_of,
 )
@@ -52,7 +53,7 @@ def loop(
 
     flags = {
         "run": {"policy": policy, "seed": seed, "lag": lag},
-        "rollout": {"env": env},
+        "rollout": {"env": environments(env)},
         "train": {"algo": algo},
         "loop": {"steps": steps, "gpus_generate": gpus_generate, "gpus_train": gpus_train},
     }

@@ -37,7 +37,12 @@ PolicyOption = Annotated[
     str | None, typer.Option("--policy", help="`starter`, a model directory, or a hub id.", show_default=False)
 ]
 EnvOption = Annotated[
-    str | None, typer.Option("--env", help="Environment: text_math, tool_use, ...: see skyrl list.", show_default=False)
+    str | None,
+    typer.Option(
+        "--env",
+        help="Environment: text_math, tool_use, ... (see skyrl list), or several by weight: text_math=1,tool_use=2.",
+        show_default=False,
+    ),
 ]
 AlgoOption = Annotated[
     str | None, typer.Option("--algo", help="ppo, grpo, sapo, gspo, dapo, ...: see skyrl list.", show_default=False)
@@ -124,13 +129,25 @@ def open_session(
     wanted = {key: value for key, value in (of_env or {}).items() if value is not None}
     if wanted:
         env = settings.get("rollout", {}).get("env", RolloutConfig().env)
+        if not isinstance(env, str):
+            raise SettingsError(
+                f"the run has several environments, and `{next(iter(wanted))}` is of one",
+                hint=f"Set it in the table of one, such as `--set {next(iter(env))}.{next(iter(wanted))}=...`",
+            )
         for tables in (settings, given):
             tables.setdefault(env, {}).update(wanted)
     return Session(found, settings, given=given, keep_up=ahead, ahead=ahead)
 
 
-def weights(rewards: list[str]) -> dict[str, float]:
-    """Return the weight of each reward in `env`, `module:function=0.5`, ..."""
+def environments(env: str | None) -> str | dict[str, float] | None:
+    """Return what `--env` names: one environment, or the weight of each of several."""
+    if env is None or not ("=" in env or "," in env):
+        return env
+    return weights([part.strip() for part in env.split(",") if part.strip()], flag="--env")
+
+
+def weights(rewards: list[str], flag: str = "--reward") -> dict[str, float]:
+    """Return the weight of each name in `env`, `module:function=0.5`, ...; 1 where there is none."""
 
     found = {}
     for reward in rewards:
@@ -139,7 +156,7 @@ def weights(rewards: list[str]) -> dict[str, float]:
             found[name] = float(weight or 1)
         except ValueError as error:
             raise SettingsError(
-                f"`--reward {reward}` has no number after the sign", hint="Write, for instance, env=0.5"
+                f"`{flag} {reward}` has no number after the sign", hint=f"Write, for instance, {name}=0.5"
             ) from error
     return found
 

@@ -15,6 +15,7 @@ from nanoskyrl_cli.options import (
     RunOption,
     SeedOption,
     SetOption,
+    environments,
     finish,
     open_session,
     path,
@@ -69,7 +70,7 @@ def rollout(
         "run": {"policy": policy, "seed": seed, "lag": lag},
         "train": {"algo": algo},
         "rollout": {
-            "env": env, "engine": engine, "tasks": named, "temperature": temperature,
+            "env": environments(env), "engine": engine, "tasks": named, "temperature": temperature,
             "train_batch_size": train_batch_size, "n_samples_per_prompt": n_samples_per_prompt, "max_turns": max_turns,
             "max_generate_length": max_generate_length, "trajectory_mode": trajectory_mode,
         },

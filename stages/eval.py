@@ -133,7 +133,7 @@ def evaluate(
         ShortError: an endpoint left attempts unanswered; the same command goes on with those.
     """
     watch = Stopwatch()
-    name = name or config.env or rollout_config.env
+    name = str(name or config.env or rollout_config.env)
     settings = settings_of(name, rollout_config.engine, settings or {})
     plan = prepare(policy, _as_rollout(name, config, rollout_config, settings), settings)
     bench = plan.environment if isinstance(plan.environment, Benchmark) else None

@@ -7,13 +7,14 @@ groups have spread in success.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanoskyrl.envs.base import Environment, Task, check_task
 from nanoskyrl.envs.datasets import HUB
 from nanoskyrl.envs.memory import KINDS as MEMORIES, Memory
+from nanoskyrl.envs.mixture import Mixture
 from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain
 from nanoskyrl.stages.core.digests import digest_path, digest_text
@@ -35,7 +36,7 @@ from nanoskyrl.stages.engines.rollout_parts import (
     play_parts,
     summary,
 )
-from nanoskyrl.stages.engines.task_order import TaskOrder, tasks_in
+from nanoskyrl.stages.engines.task_order import TaskOrder, drawn, tasks_in, weights_of
 from nanoskyrl.stages.engines.turns import TurnLimits
 from nanoskyrl.stages.models.chat_template import check_tool_format
 from nanoskyrl.stages.models.policy import policy_digest
@@ -64,8 +65,9 @@ NO_LIMIT = 1 << 30
 class RolloutConfig:
     """What is attempted, how often, and how it is sampled."""
 
-    env: str = "text_math"
-    """Name of the environment; its settings stand in the table of that name."""
+    env: str | dict[str, float] = "text_math"
+    """Name of the environment; its settings stand in the table of that name. Several by weight, such as
+    { text_math = 1, tool_use = 2 }: of which one a prompt is, is drawn by the run's seed."""
     split: str = "train"
     """train or test."""
     engine: str = "hf"
@@ -130,6 +132,13 @@ class RolloutConfig:
         check_numbers("rollout", self, "temperature", least=0, hint="0 is greedy, 1 samples as the model says")
         check_numbers("rollout", self, "top_p", least=LEAST_TOP_P, most=1, hint="1 is off")
         check_numbers("rollout", self, "top_k", least=0, most=2**31 - 1, hint="0 is off")
+        if isinstance(self.env, dict):
+            check_weights(self.env)
+            if self.tasks:
+                raise SettingsError(
+                    "`rollout.tasks` names tasks, and `rollout.env` several environments",
+                    hint="Name the environment that they are of",
+                )
         if twice := [task for task, count in Counter(self.tasks).items() if count > 1]:
             raise SettingsError(
                 f"`rollout.tasks` names `{twice[0]}` twice", hint="More attempts at a task are `--n-samples-per-prompt`"
@@ -182,6 +191,15 @@ def _has_null(value: Any) -> bool:
     return value is None or any(map(_has_null, inside))
 
 
+def check_weights(weights: Mapping[str, float]) -> None:
+    """Raise SettingsError unless these are environments with weights above 0."""
+    if not weights:
+        raise SettingsError("`rollout.env` is empty", hint="Write, for instance, env = { text_math = 1, tool_use = 2 }")
+    for name, weight in weights.items():
+        if not 0 < weight < float("inf"):
+            raise SettingsError(f"the weight of environment `{name}` is {weight}", hint="Give a number above 0")
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A rollout ready to run: everything but the generating."""
@@ -200,22 +218,28 @@ def prepare(policy: Path | None, config: RolloutConfig, settings: dict[str, dict
     """
     environment, tasks = environment_and_tasks(config, settings)
     engine_config = plugin_config(settings, "engine", config.engine)
-    env_config = plugin_config(settings, "env", config.env)
     check_tool_format(config.tool_format)
-    described = {
-        **plugin_digests(config.env, config.tool_format, *getattr(env_config, "tools", ())),
+    described: dict[str, Any] = {
+        **plugin_digests(config.tool_format),
         "rollout": to_plain(config),
-        config.env: without_places(env_config),
         config.engine: without_places(engine_config),
     }
+    inputs: dict[str, str] = {}
+    names = weights_of(config.env)
+    for name in names:
+        env_config = plugin_config(settings, "env", name)
+        described |= plugin_digests(name, *getattr(env_config, "tools", ()))
+        described[name] = without_places(env_config)
+        files = files_of(env_config)
+        if config.split == "train":
+            files.pop("test_data", None)  # it can change no row of this split
+        inputs |= {key if len(names) == 1 else f"{name}.{key}": digest for key, digest in files.items()}
     if config.dynamic_sampling:
         from nanoskyrl.stages.score import described_rewards  # it imports this module
 
         # Rewards decide how many rounds there are.
         described |= described_rewards(stage_config(settings, "score"), stage_config(settings, "judge"))
-    inputs = {**files_of(env_config), **files_of(engine_config)}
-    if config.split == "train":
-        inputs.pop("test_data", None)  # it can change no row of this split
+    inputs |= files_of(engine_config)
     head = Head(stage="rollout", settings=described, inputs=inputs, policy=policy_digest(policy) if policy else None)
     return Plan(config, environment, tasks, head)
 
@@ -226,9 +250,21 @@ def environment_and_tasks(config: RolloutConfig, settings: dict[str, dict[str, A
     Raises:
         SettingsError, InputError: an unknown environment or task, or too few tasks.
     """
-    with plugin_errors(f"environment `{config.env}`"):
-        environment = lookup("env", config.env)(plugin_config(settings, "env", config.env))
+    environment = make_environment(config.env, settings)
     return environment, tasks_of(environment, config)
+
+
+def make_environment(env: str | Mapping[str, float], settings: Mapping[str, Mapping[str, Any]]) -> Environment:
+    """Return the environment of `rollout.env`, or a mixture of several.
+
+    Raises:
+        SettingsError, InputError: an unknown one, or its settings or files cannot be used.
+    """
+    made: dict[str, Environment] = {}
+    for name in weights_of(env):
+        with plugin_errors(f"environment `{name}`"):
+            made[name] = lookup("env", name)(plugin_config(settings, "env", name))
+    return made[env] if isinstance(env, str) else Mixture(made)
 
 
 def tasks_of(environment: Environment, config: RolloutConfig, sampling_round: int = 0) -> list[Task]:
@@ -237,16 +273,36 @@ def tasks_of(environment: Environment, config: RolloutConfig, sampling_round: in
     Raises:
         SettingsError, InputError: the environment gives none, an unknown one is asked for, or there are too few.
     """
-    with plugin_errors(f"environment `{config.env}`"):
+    if not isinstance(environment, Mixture):
+        return _tasks_of_one(environment, config, str(config.env), config.train_batch_size, sampling_round)
+    names, before = drawn(
+        weights_of(config.env), config.seed, config.split, config.step, config.train_batch_size
+    )  # fmt: skip
+    chosen = {
+        name: iter(_tasks_of_one(environment.environments[name], config, name, count, sampling_round, before[name]))
+        for name, count in Counter(names).items()
+    }
+    return [replace(next(chosen[name]), env=name) for name in names]
+
+
+def _tasks_of_one(
+    environment: Environment,
+    config: RolloutConfig,
+    name: str,
+    count: int,
+    sampling_round: int,
+    start: int | None = None,
+) -> list[Task]:
+    with plugin_errors(f"environment `{name}`"):
         tasks = tasks_in(environment, config.split)
-        chosen = _order(config).choose(tasks, config.train_batch_size, config.tasks, sampling_round)
+        chosen = _order(config, name).choose(tasks, count, config.tasks, sampling_round, start)
         for task in chosen:
             check_task(task)
     return chosen
 
 
-def _order(config: RolloutConfig) -> TaskOrder:
-    return TaskOrder(seed=config.seed, step=config.step, env=config.env, split=config.split)
+def _order(config: RolloutConfig, env: str) -> TaskOrder:
+    return TaskOrder(seed=config.seed, step=config.step, env=env, split=config.split)
 
 
 def without_places(config: Any) -> dict[str, Any]:
@@ -348,7 +404,7 @@ def run_parts(
     Raises:
         SettingsError: the engine takes no stop strings, and there are some.
     """
-    config, order = plan.config, _order(plan.config)
+    config = plan.config
     if config.stop_strings and not engine.takes_stop_strings:
         raise SettingsError(
             f"engine `{config.engine}` takes no `rollout.stop_strings`",
@@ -358,7 +414,7 @@ def run_parts(
         index: [
             (task, identity)
             for task in tasks
-            for identity in order.identities(
+            for identity in _order(config, task.env or str(config.env)).identities(
                 task, config.n_samples_per_prompt, policy, plan.head.policy, sampling_round
             )
         ]

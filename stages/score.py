@@ -39,14 +39,14 @@ from nanoskyrl.stages.core.errors import InputError, SettingsError, check_number
 from nanoskyrl.stages.core.manifest import Head, Manifest, first_difference, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, mean
 from nanoskyrl.stages.core.output import open_output, part_files
-from nanoskyrl.stages.core.registry import lookup, plugin_errors
 from nanoskyrl.stages.core.rows import from_table, to_json
 from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.core.storage import make_directory, write_whole
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import schema_of
+from nanoskyrl.stages.engines.task_order import weights_of
 from nanoskyrl.stages.learning.advantage_config import sampling_of
-from nanoskyrl.stages.rollout import without_places
+from nanoskyrl.stages.rollout import make_environment, without_places
 
 UNJUDGED = ("verifier_error", "verifier_timeout")
 """Of score_status: another time there may be a verdict."""
@@ -106,15 +106,17 @@ def score(
     watch = Stopwatch()
     source = read_manifest(rollout, stage="rollout")
     env = _env_of(source)
-    env_config = plugin_config(settings or {}, "env", env)
-    with plugin_errors(f"environment `{env}`"):
-        environment: Environment = lookup("env", env)(env_config)
+    environment = make_environment(env, settings or {})
     judge_config: JudgeConfig = stage_config(settings or {}, "judge")
     scorer = scorer_of(config, environment, judge_config)
     threads = judge_config.concurrency if JUDGE_REWARD in config.rewards else 1
     head = Head(
         stage="score",
-        settings={**plugin_digests(env), **described_rewards(config, judge_config), env: without_places(env_config)},
+        settings={
+            **plugin_digests(*weights_of(env)),
+            **described_rewards(config, judge_config),
+            **{name: without_places(plugin_config(settings or {}, "env", name)) for name in weights_of(env)},
+        },
         inputs={"rollout": source.digest},
         policy=source.policy,
     )
@@ -223,9 +225,9 @@ def unjudged(table: pa.Table) -> dict[str, int]:
     return dict(Counter(status for status in table.column("score_status").to_pylist() if status != "scored"))
 
 
-def _env_of(source: Manifest) -> str:
+def _env_of(source: Manifest) -> str | dict[str, float]:
     env = source.settings.get("rollout", {}).get("env")
-    if not isinstance(env, str):
+    if not isinstance(env, str | dict):
         raise InputError("the manifest of the rollout names no environment", hint="Run `skyrl rollout` again")
     return env
 
@@ -272,30 +274,45 @@ def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:
     rewards, successes, statuses = [], [], Counter()
     groups: dict[str, list[float]] = {}
     parts: dict[str, list[float]] = {}
-    size, env = 1, ""
+    size = 1
+    by_env: dict[str, tuple[list[float], list[float], set[str]]] = {}  # rewards, successes and groups of each
     for table in tables:
         last = table.filter(table.column("is_last_step"))
         statuses.update(last.column("score_status").to_pylist())
         size = max([size, *(sample + 1 for sample in last.column("sample").to_pylist())])
-        env = last.column("env")[0].as_py() if last.num_rows else env
         known = last.filter(pc.is_valid(last.column("reward")))
         rewards += known.column("reward").to_pylist()
         successes += [float(value) for value in known.column("success").to_pylist() if value is not None]
         for given in map(json.loads, known.column("reward_parts").to_pylist()):
             for name, value in given.items():
                 parts.setdefault(name, []).extend([] if value is None else [value])
-        for group, success, reward in zip(
-            *(known.column(c).to_pylist() for c in ("group_id", "success", "reward")), strict=True
+        for name in last.column("env").to_pylist():
+            by_env.setdefault(name, ([], [], set()))
+        for name, group, success, reward in zip(
+            *(known.column(c).to_pylist() for c in ("env", "group_id", "success", "reward")), strict=True
         ):
             groups.setdefault(group, []).append(reward if success is None else float(success))
-    variances = [_variance(values) for values in groups.values() if len(values) > 1]
+            of_env = by_env[name]
+            of_env[0].append(reward)
+            of_env[1].extend([] if success is None else [float(success)])
+            of_env[2].add(group)
+    spread = {group: _variance(values) for group, values in groups.items() if len(values) > 1}
     return {
         "reward/avg_raw_reward": mean(rewards),
         "reward/success": mean(successes),
         f"reward/avg_pass_at_{size}": mean(float(max(values) > 0) for values in groups.values()),
-        f"reward/{env}/variance_per_prompt": mean(variances),
         "reward/groups_with_signal": mean(float(has_spread(values)) for values in groups.values() if len(values) > 1),
         **{f"reward/part/{name}": mean(values) for name, values in sorted(parts.items()) if values},
+        **{
+            f"reward/{name}/variance_per_prompt": mean(value for group, value in spread.items() if group in among)
+            for name, (_, _, among) in by_env.items()
+        },
+        **{
+            f"reward/{name}/{key}": mean(values)
+            for name, (of_rewards, of_successes, _) in by_env.items()
+            if len(by_env) > 1
+            for key, values in (("avg_raw_reward", of_rewards), ("success", of_successes))
+        },
         **{f"score/status/{status}": count for status, count in sorted(statuses.items())},
     }
 

@@ -115,6 +115,8 @@ def train(
                 return read_manifest(output)
             out.write_part(0, update.diagnostics(table))
             facts = {"policy": digest, "optimizer_steps": taken, "lr": learner.lr, "lora_rank": learner.lora_rank}
+            if learner.lora_rank:
+                facts |= {"parameters": learner.parameters, "trained_parameters": learner.trained_parameters}
             if age.get("train/staleness/dropped"):
                 facts["stale_rows"] = age["train/staleness/dropped"]
             if recipe.critic is not None:

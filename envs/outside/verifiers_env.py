@@ -120,7 +120,7 @@ class Verifiers:
 @cache
 def _client_class() -> type:
     """Return the class of clients whose model is a policy that plays an episode."""
-    from verifiers.clients import Client
+    from verifiers.clients import Client  # pyright: ignore[reportMissingImports]
 
     async def get_response(self: Any, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_: Any) -> Any:
         self.asked.put((list(prompt), list(tools or ())))
@@ -241,7 +241,7 @@ def _message(message: Any) -> Message:
 
 def _response(action: str, turn: int) -> tuple[Any, list[ToolCall]]:
     """Return what a policy wrote as a model's response, and the records of its calls; a broken one is only text."""
-    from verifiers.types import Response, ResponseMessage, ToolCall as TheirCall
+    from verifiers.types import Response, ResponseMessage, ToolCall as TheirCall  # pyright: ignore[reportMissingImports]
 
     written = tool_calls(action)
     broken = [call for call in written if call.error is not None]

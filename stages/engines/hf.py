@@ -6,7 +6,7 @@ the rows beside it, but for rounding in the last bits of the logits. In float32 
 log-probs of long rows by 1e-4 and turns a token in some; in float64 neither was seen.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ import torch
 
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.engines.base import Generation, HfConfig, Request, SamplingParams, TokenEngine
+from nanoskyrl.stages.models.decoding import SHARING, Decoding, find_sharing
 from nanoskyrl.stages.models.device import pick_device, pick_dtype
-from nanoskyrl.stages.models.kv_cache import empty_cache, forward, select_rows
 from nanoskyrl.stages.models.loading import check_vocabulary, load_model, load_tokenizer, stop_ids
+from nanoskyrl.stages.models.logits import logit_transform
 from nanoskyrl.stages.models.logprobs import sequence_logprobs
 from nanoskyrl.stages.models.policy import frame_digest, is_adapter, policy_digest
 from nanoskyrl.stages.models.rendering import Renderer
+from nanoskyrl.stages.models.rows_alone import embeddings_of
 
 COMPACT_BELOW = 0.75
 """Finished rows are dropped from the batch when fewer than this share of it is alive."""
@@ -41,6 +43,7 @@ class HfEngine(TokenEngine):
         self._model: Any = None
         self._policy = Path()
         self._embeddings = 0
+        self._sharing = SHARING[0]
         self._stop_ids: frozenset[int] | None = None
         self._frame: str | None = None  # digest of all that is not weights
 
@@ -54,12 +57,15 @@ class HfEngine(TokenEngine):
             if hasattr(model, "merge_and_unload"):
                 model = model.merge_and_unload()
             self._model = model.eval().requires_grad_(False)
-            self._embeddings = int(model.get_input_embeddings().num_embeddings)
+            self._embeddings = embeddings_of(model)
+            self._sharing = find_sharing(model)
+            logit_transform(model)
             tokenizer = load_tokenizer(policy)
             check_vocabulary(policy, tokenizer, self._embeddings)
             self.renderer = Renderer(tokenizer)
             self._policy, self._stop_ids = policy, None
-            self.context_length = int(getattr(model.config, "max_position_embeddings", 1 << 20))
+            longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+            self.context_length = int(longest or 1 << 20)
             self._frame = frame_digest(policy)
         self.policy_digest = digest
 
@@ -89,11 +95,21 @@ class HfEngine(TokenEngine):
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Generation]:
         """Return one generation for each request, batch by batch in their order."""
         size = self.config.batch_size
-        done: list[Generation] = []
+        done: dict[int, Generation] = {}
         with torch.inference_mode():
             for start in range(0, len(requests), size):
-                done += self._generate_batch(requests[start : start + size], sampling)
-        return done
+                for rows in self._together(requests, range(start, min(start + size, len(requests)))):
+                    made = self._generate_batch([requests[row] for row in rows], sampling)
+                    done |= zip(rows, made, strict=True)
+        return [done[row] for row in range(len(requests))]
+
+    def _together(self, requests: Sequence[Request], rows: Sequence[int]) -> Iterable[Sequence[int]]:
+        """Return the rows of a batch as the model can take them: at once, those of one length, or each by itself."""
+        shares: dict[int, list[int]] = {}
+        for row in rows:
+            key = {"any length": 0, "one length": len(requests[row].prompt_ids), "one row": row}[self._sharing]
+            shares.setdefault(key, []).append(row)
+        return shares.values()
 
     def logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Return nats of each token but the first, given those before, at temperature 1."""
@@ -106,8 +122,9 @@ class HfEngine(TokenEngine):
         uniform = torch.from_numpy(
             np.stack([_uniform(request.seed, int(limits.max())) for request in requests])
         )  # [B, max_tokens] in [0, 1)
-        kv, logits, mask = self._prefill([list(request.prompt_ids) for request in requests])
-        positions = mask.sum(-1)  # [B] position of the next token
+        self._check_embedded(requests)
+        prompts = [request.prompt_ids for request in requests]
+        decoding = Decoding(self._model, prompts, masked=self._sharing == SHARING[0])
         stop = torch.tensor(sorted(self.stop_ids))
         stops = StopStrings(sampling.stop_strings, self.renderer.decode, len(requests))
 
@@ -115,7 +132,7 @@ class HfEngine(TokenEngine):
         running = torch.ones(len(requests), dtype=torch.bool)  # by row of the batch
         columns_ids, columns_logprobs, columns_rows = [], [], []
         for step in range(int(limits.max())):
-            ids, logprobs = draw(logits, uniform[alive, step], sampling)
+            ids, logprobs = draw(decoding.logits, uniform[alive, step], sampling)
             columns_rows.append(alive[running])
             columns_ids.append(ids[running])
             columns_logprobs.append(logprobs[running])
@@ -127,46 +144,18 @@ class HfEngine(TokenEngine):
                 break
             if running.float().mean() < COMPACT_BELOW:
                 rows = running.nonzero()[:, 0]
-                select_rows(kv, rows.to(self.device))
-                alive, ids, positions, mask, running = (
-                    alive[rows],
-                    ids[rows],
-                    positions[rows],
-                    mask[rows],
-                    running[rows],
-                )
-            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-            logits = forward(
-                self._model, kv, input_ids=ids[:, None].to(self.device), attention_mask=mask.to(self.device),
-                position_ids=positions[:, None].to(self.device), logits_to_keep=1,
-            ).logits[:, -1]  # fmt: skip
-            positions = positions + 1
+                decoding.keep(rows)
+                alive, ids, running = alive[rows], ids[rows], running[rows]
+            decoding.step(ids)
         return _by_row(len(requests), columns_rows, columns_ids, columns_logprobs, self.stop_ids, stops.rows, sampling)
 
-    def _prefill(self, prompts: list[list[int]]) -> tuple[Any, torch.Tensor, torch.Tensor]:
-        """Run each different prompt once; return cache, last logits [B, V] and left-padded mask [B, P] of all rows."""
-        different = {tuple(prompt): None for prompt in prompts}
-        place = {prompt: index for index, prompt in enumerate(different)}
-        width = max(map(len, different))
-        ids = torch.zeros(len(different), width, dtype=torch.long)
-        mask = torch.zeros(len(different), width, dtype=torch.long)
-        for row, prompt in enumerate(different):
-            ids[row, width - len(prompt) :] = torch.tensor(prompt)
-            mask[row, width - len(prompt) :] = 1
-        if (largest := int(ids.max())) >= self._embeddings:
+    def _check_embedded(self, requests: Sequence[Request]) -> None:
+        largest = max(max(request.prompt_ids) for request in requests)
+        if largest >= self._embeddings:
             raise InputError(
                 f"a prompt holds the token {largest}, and the model of `{self._policy}` embeds {self._embeddings}",
                 hint="Name a model with its own tokenizer, or resize the embeddings",
             )
-        kv = empty_cache(self._model)
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        logits = forward(
-            self._model, kv, input_ids=ids.to(self.device), attention_mask=mask.to(self.device),
-            position_ids=positions.to(self.device), logits_to_keep=1,
-        ).logits[:, -1]  # fmt: skip
-        rows = torch.tensor([place[tuple(prompt)] for prompt in prompts])
-        select_rows(kv, rows.to(self.device))
-        return kv, logits[rows.to(self.device)], mask[rows]
 
 
 class StopStrings:

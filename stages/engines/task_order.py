@@ -4,10 +4,14 @@ Tasks come from one seeded permutation of the environment's, with a cursor of
 step x count: each is attempted once before any comes again. Further rounds of dynamic
 sampling have permutations of their own. Everything is a digest of the run's seed and of
 what it is for, so nothing depends on what ran before.
+
+In a run of several environments a seeded draw by their weights says of which one each
+prompt of the run is; each environment has its own permutation, and its own cursor.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,7 +34,12 @@ class TaskOrder:
     split: str
 
     def choose(
-        self, tasks: Sequence[Task], count: int, named: Sequence[str] = (), sampling_round: int = 0
+        self,
+        tasks: Sequence[Task],
+        count: int,
+        named: Sequence[str] = (),
+        sampling_round: int = 0,
+        start: int | None = None,
     ) -> list[Task]:
         """Return the tasks of a step: those named, else the next of the permutation of this round.
 
@@ -39,6 +48,7 @@ class TaskOrder:
             count: Tasks of a step.
             named: Ids, in their order; none: those of the permutation.
             sampling_round: Each has a permutation of its own.
+            start: Tasks of earlier steps; None: as many a step as now.
 
         Raises:
             InputError: one that is named is not there, or none is.
@@ -62,7 +72,7 @@ class TaskOrder:
             )
         # One permutation, gone through again and again: a batch never holds a task twice.
         order = permutation(len(tasks), self.seed, self.env, self.split, sampling_round)
-        start = self.step * count
+        start = self.step * count if start is None else start
         return [tasks[order[(start + i) % len(order)]] for i in range(count)]
 
     def identities(
@@ -94,6 +104,28 @@ def tasks_in(environment: Environment, split: str) -> Sequence[Task]:
     if not isinstance(tasks, Sequence):
         raise TypeError(f"tasks() returned {type(tasks).__name__}, no sequence")
     return tasks
+
+
+def weights_of(env: str | Mapping[str, float]) -> dict[str, float]:
+    """Return the weight of each environment of `rollout.env`, by name."""
+    return {env: 1.0} if isinstance(env, str) else dict(env)
+
+
+def drawn(weights: Mapping[str, float], seed: int, split: str, step: int, count: int) -> tuple[list[str], Counter[str]]:
+    """Return the environment of each prompt of a step, and how many prompts of each there were in earlier steps.
+
+    Args:
+        weights: Of the environments, by name.
+        seed: The run's.
+        split: train or test.
+        step: Of the run.
+        count: Prompts of a step.
+    """
+    names = sorted(weights)
+    draws = random.Random(derive_seed(seed, "mixture", split)).choices(
+        names, [weights[name] for name in names], k=(step + 1) * count
+    )
+    return draws[step * count :], Counter(draws[: step * count])
 
 
 @cache

@@ -20,7 +20,13 @@ from nanoskyrl.stages.core.rows import list_column, row_arrays
 from nanoskyrl.stages.core.trajectory import schema_of
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
 from nanoskyrl.stages.learning.kl_in_reward import penalties
-from nanoskyrl.stages.learning.trajectories import ScoredTrajectories, ScoredTrajectory, batch_of, estimates_by_row
+from nanoskyrl.stages.learning.trajectories import (
+    ScoredTrajectories,
+    ScoredTrajectory,
+    batch_of,
+    by_environment,
+    estimates_by_row,
+)
 
 PASSED = ("old_logprobs", "ref_logprobs", "values")
 """Columns that models give."""
@@ -92,7 +98,9 @@ def estimate(
         penalties=found if estimator.by_token else None, values=passed.get("values"),
     )  # fmt: skip
     with plugin_errors(f"estimator `{estimator.name}`"):
-        estimates = checked_estimates(estimator.estimate(batch, config), batch)
+        estimates = by_environment(
+            trajectories, batch, lambda of_env: checked_estimates(estimator.estimate(of_env, config), of_env)
+        )
     advantages, returns = estimates_by_row(trajectories, estimates)
     rows = len(trajectories.masks)
     columns: dict[str, list[Any]] = {

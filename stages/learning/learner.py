@@ -32,14 +32,14 @@ from nanoskyrl.stages.learning.train_config import (
     backbone_or_default,
     rank_or_default,
 )
-from nanoskyrl.stages.models.adapters import keep_gradients, rank_of, with_adapters
+from nanoskyrl.stages.models.adapters import LoraSettings, keep_gradients, rank_of, set_dropout, with_adapters
 from nanoskyrl.stages.models.checkpointing import keep_less
 from nanoskyrl.stages.models.critic import Critic, load_critic, new_critic
 from nanoskyrl.stages.models.device import pick_device, pick_dtype
 from nanoskyrl.stages.models.kv_cache import without_wrapper
 from nanoskyrl.stages.models.loading import load_model
 from nanoskyrl.stages.models.logprobs import LogprobHead, TokenStatistics, sequence_logprobs
-from nanoskyrl.stages.models.packing import prepare_packing
+from nanoskyrl.stages.models.packing import check_padding, prepare_packing
 from nanoskyrl.stages.models.policy import (
     PolicyInfo,
     count_parameters,
@@ -105,6 +105,8 @@ class Learner:
         """Steps the weights."""
         self.parameters = 0
         """How many numbers the model holds."""
+        self.trained_parameters = 0
+        """How many numbers learn: all of them, or those of the adapters."""
         self.policy_digest: str | None = None
         self._beside: tuple[str | int | None, ...] = ()
         """Digests of the critic and the state that go with the policy, and the seed of its adapters."""
@@ -162,8 +164,13 @@ class Learner:
         self.parameters = count_parameters(find_base(policy) if is_adapter(policy) else policy) or sum(
             p.numel() for p in self.model.parameters()
         )
-        self.packed = self.config.packing and prepare_packing(self.model)
-        adapters = rank_of(self.model, rank=self.config.lora_rank, alpha=self.config.lora_alpha)
+        alone = check_padding(self.model)
+        self.packed = self.config.packing and prepare_packing(self.model, alone)
+        lora = LoraSettings(
+            rank=self.config.lora_rank, alpha=self.config.lora_alpha, targets=self.config.lora_targets,
+            exclude=self.config.lora_exclude, rslora=self.config.lora_rslora, dropout=self.config.lora_dropout,
+        )  # fmt: skip
+        adapters = rank_of(self.model, lora)
         self.lora_rank = rank_or_default(self.config.lora_rank, self.parameters) if adapters is None else adapters
         if self.config.quantization is not None and not self.lora_rank:
             raise SettingsError(
@@ -183,9 +190,9 @@ class Learner:
                 self.model, backbone_or_default(asked, lora=bool(self.lora_rank))
             )
         if self.lora_rank and not is_adapter(policy):
-            self.model = with_adapters(
-                self.model, policy, rank=self.lora_rank, alpha=self.config.lora_alpha or DEFAULT_LORA_ALPHA, seed=seed
-            )
+            lora = replace(lora, rank=self.lora_rank, alpha=lora.alpha or DEFAULT_LORA_ALPHA)
+            self.model = with_adapters(self.model, policy, lora, seed=seed)
+        self.trained_parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self._prepare(dtype)
         if state is not None:
             load_state(state, self.strategy, self._made_with, device=self.device)
@@ -297,9 +304,13 @@ class Learner:
     def accumulate(self, batches: Iterable[MicroBatch | None], loss_of: Callable[[MicroBatch], Tensor]) -> None:
         """Put the summed gradient of all processes' micro-batches in place of what was there."""
         self.strategy.forget_gradients()
+        if self.config.lora_dropout:
+            set_dropout(self.model, on=True)
         for batch, following in itertools.pairwise(itertools.chain(batches, [END])):
             loss = self._idle if batch is None else partial(loss_of, batch)
             self.strategy.add_gradient(loss, last=following is END)
+        if self.config.lora_dropout:
+            set_dropout(self.model, on=False)
 
     def step(self, batches: Iterable[MicroBatch | None], loss_of: Callable[[MicroBatch], Tensor]) -> StepResult:
         """Add up the gradients of the micro-batches and take one optimizer step.

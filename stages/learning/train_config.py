@@ -43,6 +43,15 @@ class OptimizerConfig:
     """0 trains the whole model; None: 0 under 50 M parameters, else 32."""
     lora_alpha: int | None = None
     """Adapters are scaled by this over their rank; None: as the policy's adapters are, 64 for new ones."""
+    lora_targets: tuple[str, ...] = ()
+    """Layers and experts' parameters that get adapters, by their names or the ends of them, such as q_proj; empty: all
+    linear layers and experts, but the head and routers."""
+    lora_exclude: tuple[str, ...] = ()
+    """Those that get none, in the same words."""
+    lora_rslora: bool = False
+    """Scale adapters by alpha over the root of their rank, so that a large rank learns as fast as a small one."""
+    lora_dropout: float = 0.0
+    """Share of an adapter's input that is dropped in training; above 0 the ratio of a fresh update is not 1."""
     quantization: str | None = None
     """nf4 holds the base of adapters in 4 bits a weight, as QLoRA does (extra `qlora`). None: as it is."""
     optimizer: str = "adamw"
@@ -133,6 +142,7 @@ class TrainConfig(OptimizerConfig):
         check_numbers("train", self, "lr_warmup_steps", "max_staleness", least=0, most=10**9)
         check_numbers("train", self, "lora_rank", least=0, most=4096, hint="0 trains the whole model")
         check_numbers("train", self, "lora_alpha", least=1, most=10**6)
+        check_numbers("train", self, "lora_dropout", least=0, below=1, hint="0 is usual: dropout moves the ratios")
         check_numbers("train", self, "gradient_checkpointing", least=0, most=1, hint="It is a share of the layers")
         check_numbers("train", self, "max_grad_norm", above=0, hint="1 is usual")
         check_numbers("train", self, "adam_betas", least=0, below=1, hint="0.9 and 0.999 are usual")

@@ -8,8 +8,8 @@ steps, and what the estimator says of it is cut up again.
 # pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
 # pyright: reportAttributeAccessIssue=false
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from nanoskyrl.stages.core.rows import row_arrays
 
 COLUMNS = (
     "trajectory_id", "step_index", "group_id", "reward", "success", "status", "stop_reason", "trainable",
-    "completion_tokens", "turns", "loss_mask",
+    "completion_tokens", "turns", "loss_mask", "env",
 )  # fmt: skip
 """What is read of each row to decide which are kept."""
 
@@ -53,6 +53,7 @@ class ScoredTrajectory:
     """Of the last step."""
     longest_turn: int | None
     """Tokens sampled in the longest of its turns; None: not known."""
+    env: str
     rows: list[int] = field(default_factory=list)
     """Places in the batch, in the order of the steps."""
 
@@ -96,7 +97,7 @@ def gather(tables: Iterable[pa.Table]) -> ScoredTrajectories:
             trajectory = by_id.get(name)
             if trajectory is None:
                 by_id[name] = trajectory = ScoredTrajectory(
-                    row["group_id"], row["reward"], row["success"], False, True, row["stop_reason"], 0
+                    row["group_id"], row["reward"], row["success"], False, True, row["stop_reason"], 0, row["env"]
                 )
             trajectory.failed |= failed
             trajectory.trainable &= row["trainable"]
@@ -162,6 +163,26 @@ def batch_of(
         groups=[trajectory.group for trajectory in trajectories], rewards=rewards, masks=masks,
         penalties=rows(penalties), values=rows(values),
     )  # fmt: skip
+
+
+def by_environment(trajectories: ScoredTrajectories, batch: Batch, estimate: Callable[[Batch], Estimates]) -> Estimates:
+    """Return what an estimator says of a batch, each environment by itself: their rewards have scales of their own."""
+    places: dict[str, list[int]] = {}
+    for place, trajectory in enumerate(trajectories):
+        places.setdefault(trajectory.env, []).append(place)
+    if len(places) <= 1:
+        return estimate(batch)
+    advantages: list[np.ndarray | None] = [None] * len(batch.groups)
+    returns: list[np.ndarray | None] = list(advantages)
+    has_returns = False
+    for of_env in places.values():
+        part = Batch(**{f.name: [getattr(batch, f.name)[place] for place in of_env] for f in fields(Batch)})
+        found = estimate(part)
+        has_returns |= found.returns is not None
+        for index, place in enumerate(of_env):
+            advantages[place] = found.advantages[index]
+            returns[place] = None if found.returns is None else found.returns[index]
+    return Estimates(advantages, returns if has_returns else None)
 
 
 def by_row(trajectories: ScoredTrajectories, found: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:

@@ -9,6 +9,8 @@ from nanoskyrl.stages.core.runs import EVALUATIONS, Run
 
 WIDTH, HEIGHT = 72, 16
 BAR = 20
+ENVIRONMENT = re.compile("reward/.+/success")
+"""Success of one of several environments, among the numbers of `score`."""
 
 
 def report_line(step: int, numbers: dict[str, Any]) -> str:
@@ -23,11 +25,13 @@ def report_line(step: int, numbers: dict[str, Any]) -> str:
     success = numbers.get("reward/success")
     bar = "█" * round(BAR * (success or 0.0))
     shown = {"reward": "reward/avg_raw_reward", "entropy": "policy/policy_entropy", "grad": "train/grad_norm"}
+    by_env = [key for key in numbers if ENVIRONMENT.fullmatch(key)]
+    of_envs = "".join(f"  {key.split('/', 1)[1].rpartition('/')[0]} {_percent(numbers[key]).strip()}" for key in by_env)
     rest = "  ".join(f"{name} {_short(numbers.get(key))}" for name, key in shown.items())
     seconds = _short(numbers.get("loop/timing/total"))
     unjudged = numbers.get("score/unjudged")
     why = f"  unjudged: {unjudged}" if unjudged else ""
-    return f"step {step:4d}  success {_percent(success)} {bar:<{BAR}}  {rest}  {seconds} s{why}"
+    return f"step {step:4d}  success {_percent(success)} {bar:<{BAR}}{of_envs}  {rest}  {seconds} s{why}"
 
 
 def _percent(value: float | None) -> str:
@@ -44,6 +48,7 @@ def curve(run: Run) -> str:
     Rewards that say nothing of success, such as a function's, are plotted themselves.
     """
     lines = read_metrics(run.metrics)
+    series = _by_environment(lines)
     points, name = _points(lines, "reward/success"), "success"
     if not points:
         points, name = _points(lines, "reward/avg_raw_reward"), "reward"
@@ -57,7 +62,9 @@ def curve(run: Run) -> str:
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plot_size(WIDTH, HEIGHT)
-    plotext.plot([step for step, _ in points], [value for _, value in points], marker="braille")
+    for label, of_env in series.items() if name == "success" and len(series) > 1 else [("", points)]:
+        marker = "braille" if not label else label[:1]
+        plotext.plot([step for step, _ in of_env], [value for _, value in of_env], marker=marker, label=label or None)
     if name == "success":
         plotext.ylim(0, 1)
     last = max(1, points[-1][0])
@@ -65,6 +72,12 @@ def curve(run: Run) -> str:
     plotext.xticks(sorted({round(last * i / 4) for i in range(5)}))
     plotext.title(f"sampled {name} of training tasks, by step")
     return "\n".join([plotext.uncolorize(plotext.build()).rstrip(), below]).rstrip()
+
+
+def _by_environment(lines: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Return the points of each environment of a run that has several, by name."""
+    keys = sorted({key for line in latest(lines, "score").values() for key in line if ENVIRONMENT.fullmatch(key)})
+    return {key.split("/", 1)[1].rpartition("/")[0]: _points(lines, key) for key in keys}
 
 
 def _points(lines: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:

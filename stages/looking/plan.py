@@ -79,7 +79,9 @@ def plan(run: Run, settings: Settings) -> dict[str, Any]:
         "next step": step,
         "policy": str(policy),
         "parameters": parameters,
-        "environment": rollout.env,
+        "environment": rollout.env
+        if isinstance(rollout.env, str)
+        else ", ".join(f"{name} (weight {weight:g})" for name, weight in rollout.env.items()),
         "rollout": f"{rows} trajectories ({rollout.train_batch_size} prompts) on `{rollout.engine}`",
         "train": f"{train.algo}, {'full fine-tuning' if rank == 0 else f'LoRA rank {rank}'}, "
         + ("one process" if processes == 1 else f"{processes} processes, {strategy}"),

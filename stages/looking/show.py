@@ -22,7 +22,7 @@ from nanoskyrl.stages.core.runs import STAGES, Run
 from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import Trajectory
-from nanoskyrl.stages.looking.curve import curve
+from nanoskyrl.stages.looking.curve import ENVIRONMENT, curve
 from nanoskyrl.stages.looking.preview import advantage_of
 from nanoskyrl.stages.models.policy import count_parameters, is_adapter, policy_digest, policy_files, read_info
 
@@ -62,7 +62,12 @@ def _score_line(manifest: Manifest, output: Path) -> str:
     without = f" ({others})" if others else ""
     unjudged = manifest.facts.get("unjudged")
     why = f"; {unjudged['count']} trajectories: {unjudged['reason']}" if unjudged else ""
-    return f"{scored} of {manifest.rows_out} rows scored{without}, success {success}, reward {reward}{why}"
+    of_envs = "".join(
+        f", {key.split('/', 1)[1].rpartition('/')[0]} {_number(value)}"
+        for key, value in numbers.items()
+        if ENVIRONMENT.fullmatch(key)
+    )
+    return f"{scored} of {manifest.rows_out} rows scored{without}, success {success}{of_envs}, reward {reward}{why}"
 
 
 def _advantage_line(manifest: Manifest, output: Path) -> str:
@@ -74,6 +79,8 @@ def _advantage_line(manifest: Manifest, output: Path) -> str:
 def _train_line(manifest: Manifest, output: Path) -> str:
     settings, facts = manifest.settings["train"], manifest.facts
     how = f"LoRA rank {facts['lora_rank']}" if facts["lora_rank"] else "the whole model"
+    if "trained_parameters" in facts:
+        how += f" ({facts['trained_parameters'] / facts['parameters']:.2%} of {facts['parameters']:,} weights)"
     steps = "1 optimizer step" if facts["optimizer_steps"] == 1 else f"{facts['optimizer_steps']} optimizer steps"
     return f"policy trained with {settings['algo']}, {steps} on {how}, lr {facts['lr']:g}"
 

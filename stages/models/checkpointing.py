@@ -7,6 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.models.rows_alone import decoder_of
 
 
 def keep_less(base: Any, share: float, *, compiled: bool = False) -> None:
@@ -22,7 +23,7 @@ def keep_less(base: Any, share: float, *, compiled: bool = False) -> None:
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    layers = list(getattr(base.get_decoder(), "layers", ()))
+    layers = list(getattr(decoder_of(base), "layers", ()))
     if (share or compiled) and not (layers and all(isinstance(layer, GradientCheckpointingLayer) for layer in layers)):
         raise SettingsError(
             f"a {type(base).__name__} has no layers that can be computed again or compiled one by one",

@@ -19,6 +19,7 @@ from nanoskyrl.stages.core.storage import make_directory
 from nanoskyrl.stages.models.kv_cache import without_wrapper
 from nanoskyrl.stages.models.packing import hidden_states, is_packing, pack_of, prepare_packing
 from nanoskyrl.stages.models.policy import CRITIC, check_critic
+from nanoskyrl.stages.models.rows_alone import decoder_of
 
 HEAD, DESCRIPTION = "value_head.safetensors", "critic.json"
 
@@ -75,7 +76,7 @@ def new_critic(model: Any, backbone: str) -> Critic:
         raise SettingsError(
             "a critic of its own cannot begin from a policy with adapters", hint="Set `critic.backbone = shared`"
         )
-    decoder = copy.deepcopy(base.get_decoder()) if backbone == "own" else None
+    decoder = copy.deepcopy(decoder_of(base)) if backbone == "own" else None
     if decoder is not None:
         decoder.requires_grad_(True)
     return Critic(decoder, base.config.get_text_config().hidden_size).to(base.device)

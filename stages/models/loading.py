@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.models.policy import find_base, is_adapter, read_errors, text_config
+from nanoskyrl.stages.models.policy import TOKENIZER_FILES, find_base, is_adapter, read_errors, text_config
 
 if TYPE_CHECKING:
     import torch
@@ -22,13 +22,15 @@ logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def load_tokenizer(path: Path) -> Any:
-    """Return the policy's tokenizer.
+    """Return the policy's tokenizer, that of the base for an adapter that has none.
 
     Raises:
         InputError: its files cannot be read.
     """
     from transformers import AutoTokenizer
 
+    if is_adapter(path) and not any((path / name).is_file() for name in TOKENIZER_FILES):
+        path = find_base(path)
     with read_errors(f"the tokenizer of `{path}`"):
         tokenizer: Any = AutoTokenizer.from_pretrained(path)
         if not isinstance(tokenizer.model_max_length, int | float):

@@ -15,7 +15,9 @@ from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from nanoskyrl.stages.models.kv_cache import without_wrapper
+from nanoskyrl.stages.models.logits import logit_transform
 from nanoskyrl.stages.models.packing import hidden_states, is_packing, pack_of
+from nanoskyrl.stages.models.rows_alone import decoder_of
 
 CHUNK_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 27}
 """Tokens times vocabulary in one chunk: 128 and 512 MiB of float32. A GPU's matrix products want a thousand tokens."""
@@ -62,7 +64,7 @@ def sequence_logprobs(
     count, length = ids.shape
     pack = pack_of(mask) if is_packing(base) else None
     # Through the wrapped model's own modules, so that adapters inside them take part.
-    states = hidden_states(base.get_decoder(), ids, mask, pack)
+    states = hidden_states(decoder_of(base), ids, mask, pack)
     chosen = (mask[:, 1:] if select is None else select) != 0
     sources = chosen.flatten().nonzero()[:, 0]  # of B * (T-1); the state before token t + 1 stands at t
     sources = sources + sources // max(1, length - 1)
@@ -86,14 +88,14 @@ class LogprobHead(nn.Module):
         """Take the head of a model.
 
         Args:
-            base: A causal language model of transformers.
+            base: A causal language model of transformers, whose attention is still its own, or was asked before.
             fused: Compile what is done with logits, so that a GPU reads and writes them fewer times.
         """
         super().__init__()
         head = base.get_output_embeddings()
-        # Gemma bounds its logits after the head.
-        self.cap = getattr(base.config.get_text_config(), "final_logit_softcapping", None)
-        self.plain = type(head) is nn.Linear and not self.cap
+        self.transform = logit_transform(base)
+        # A scale alone is a temperature.
+        self.plain = type(head) is nn.Linear and self.transform.cap is None and self.transform.width is None
         self.fused = fused
         if self.plain:
             # Its own parameters: ZeRO-3 gathers what a module holds when it is called.
@@ -115,7 +117,8 @@ class LogprobHead(nn.Module):
         elements = CHUNK_ELEMENTS["cuda" if states.is_cuda else "cpu"]
         if self.plain:
             size = max(1, elements // self.weight.shape[0])
-            found = _LogProbs.apply(states, self.weight, self.bias, labels, temperature, size, self.fused)
+            scaled = temperature / self.transform.scale
+            found = _LogProbs.apply(states, self.weight, self.bias, labels, scaled, size, self.fused)
             return found[0], found[1]
         size = max(1, elements // self.head.weight.shape[0])
         pieces = [
@@ -126,10 +129,7 @@ class LogprobHead(nn.Module):
 
     def _whole(self, states: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Return the same of one chunk, for heads that are more than a matrix."""
-        logits = self.head(states).float()
-        if self.cap:
-            logits = self.cap * torch.tanh(logits / self.cap)
-        logp = (logits / temperature).log_softmax(-1)
+        logp = (self.transform(self.head(states)) / temperature).log_softmax(-1)
         with torch.no_grad():
             entropy = -(logp.exp() * logp).sum(-1)
         return logp.gather(-1, labels[:, None])[:, 0], entropy

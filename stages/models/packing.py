@@ -4,7 +4,7 @@ A packed batch is one long row. Attention sees where each row begins and ends, s
 block-diagonal; everything else of a decoder works token by token. On a GPU attention is
 flash attention over rows of any length, from torch itself; elsewhere, and where padding
 costs less, rows are padded for attention alone. Models whose layers mix tokens in another
-way are run padded.
+way are run padded: their config says so, or a few packed rows that differ from rows alone.
 """
 
 import inspect
@@ -16,7 +16,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nanoskyrl.stages.models.kv_cache import without_wrapper
+from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.models.kv_cache import accepted, without_wrapper
+from nanoskyrl.stages.models.logits import logit_transform
+from nanoskyrl.stages.models.rows_alone import (
+    FAMILIES_HINT,
+    RowsAlone,
+    a_,
+    agree,
+    decoder_of,
+    last_states,
+    run_alone,
+)
 
 PACKED = "nanoskyrl_packed"
 """Name of our attention among those of transformers."""
@@ -82,18 +93,62 @@ def padding_is_faster(lengths: Sequence[int]) -> bool:
     return longest >= LONG and len(lengths) * longest**2 < PADDED_SPEED * needed
 
 
-def prepare_packing(model: Any) -> bool:
-    """Give the model attention that takes packed rows, if its layers are of a kind that can; say whether they are."""
+def prepare_packing(model: Any, alone: RowsAlone | None = None) -> bool:
+    """Give the model attention that takes packed rows, if its layers are of a kind that can; say whether they are.
+
+    Args:
+        model: A causal language model of transformers, or a decoder of one.
+        alone: What it made of rows, if that is known.
+    """
     base = without_wrapper(model)
     if not can_pack(base):
         return False
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
+    alone = alone or run_alone(base)
+    if alone.logits is not None:
+        logit_transform(base, alone)
+    own = base.config.get_text_config()._attn_implementation
     AttentionInterface.register(PACKED, _attend)
     AttentionMaskInterface.register(PACKED, lambda *args, **kwargs: None)  # bounds say it all
     base.set_attn_implementation(PACKED)
+    if not _packed_agree(base, alone):
+        base.set_attn_implementation(own)
+        return False
     return True
+
+
+def check_padding(model: Any) -> RowsAlone:
+    """Return what the model makes of rows alone, and refuse one that makes something else of them padded.
+
+    Raises:
+        InputError: says what it does otherwise; also where its head is not understood.
+    """
+    base = without_wrapper(model)
+    alone = run_alone(base)
+    logit_transform(base, alone)
+    ids, mask = alone.padded()
+    with torch.no_grad():
+        found = hidden_states(decoder_of(base), ids, mask, None)
+    if not agree([states[: len(row)] for states, row in zip(found, alone.rows, strict=True)], alone.states):
+        raise InputError(
+            f"{a_(base)} answers otherwise where rows of unlike length share a batch: it cannot be trained here",
+            hint=FAMILIES_HINT,
+        )
+    return alone
+
+
+def _packed_agree(base: Any, alone: RowsAlone) -> bool:
+    """Say whether packed rows give the states of rows alone."""
+    ids, mask = alone.padded()
+    pack = pack_of(mask)
+    try:
+        with torch.no_grad():
+            found = hidden_states(decoder_of(base), ids, mask, pack)
+    except (TypeError, RuntimeError, ValueError):  # a layer does not hand on where rows begin, or shapes do not fit
+        return False
+    return agree(list(found.split([len(row) for row in alone.rows])), alone.states)
 
 
 def can_pack(base: Any) -> bool:
@@ -126,12 +181,12 @@ def hidden_states(decoder: Any, ids: Tensor, mask: Tensor, pack: Pack | None) ->
         [N, H] packed, or [B, T, H].
     """
     if pack is None:
-        return decoder(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        return last_states(decoder(**accepted(decoder, input_ids=ids, attention_mask=mask, use_cache=False)))
     found = decoder(
         input_ids=pack.flat(ids)[None], position_ids=pack.positions, use_cache=False,
         bounds=pack.bounds, longest=pack.longest, pads=pack.pads,
     )  # fmt: skip
-    return found.last_hidden_state[0]
+    return last_states(found)[0]
 
 
 def _attend(

@@ -51,6 +51,8 @@ class PolicyInfo:
     """Nats of each canary token but the first, given those before, at temperature 1, as the trainer computed them."""
     critic: str | None = None
     """Digest of what lies in `critic/`; None: PPO did not train this policy."""
+    merged: str | None = None
+    """Digest of the adapter that was merged into its base to make this policy, for one that came from outside."""
 
 
 def resolve_policy(name: str) -> Path:
@@ -93,10 +95,10 @@ def first_line(error: Exception) -> str:
 
 
 def check_policy(path: Path) -> None:
-    """Raise InputError unless the directory holds a config and a tokenizer."""
+    """Raise InputError unless the directory holds weights, a config and a tokenizer, or an adapter."""
     if not (path / "config.json").is_file() and not is_adapter(path):
         raise InputError(f"`{path}` holds no config.json", hint="Name a Hugging Face model directory")
-    if not any((path / name).is_file() for name in TOKENIZER_FILES):
+    if not is_adapter(path) and not any((path / name).is_file() for name in TOKENIZER_FILES):
         raise InputError(f"policy `{path}` has no tokenizer", hint="Save the tokenizer beside the weights")
     if not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
         raise InputError(f"policy `{path}` has no weights", hint="Save the model there with save_pretrained")
@@ -221,21 +223,18 @@ def write_info(path: Path, info: PolicyInfo) -> None:
     write_whole(path / POLICY_JSON, (json.dumps(asdict(info), sort_keys=True) + "\n").encode())
 
 
-def publish(source: Path, target: Path, *, name: str | None = None) -> str:
+def publish(source: Path, target: Path, *, name: str | None = None, merged: str | None = None) -> str:
     """Give a policy its place as `policies/N`, by hard links where possible, and return its digest.
 
     Args:
         source: The policy's directory.
         target: Its place.
         name: What the user called it, for a policy from outside the run.
+        merged: Digest of the adapter that it was made from, if it was.
 
     Raises:
         OutputError: another policy already has this place.
     """
-    if name is not None and is_adapter(source):
-        raise InputError(
-            f"`{source}` is an adapter", hint="A run begins with a whole model: merge the adapter into its base first"
-        )
     digest = policy_digest(source)
     if target.is_dir():
         if policy_digest(target) != digest:
@@ -254,7 +253,7 @@ def publish(source: Path, target: Path, *, name: str | None = None) -> str:
             for file in (source / CRITIC).iterdir():
                 link_or_copy(file, scratch / CRITIC / file.name)
             sync_directory(scratch / CRITIC)
-        write_info(scratch, read_info(source) if name is None else PolicyInfo(source=name))
+        write_info(scratch, read_info(source) if name is None else PolicyInfo(source=name, merged=merged))
         scratch.chmod(0o755)
         sync_directory(scratch)
         scratch.rename(target)
@@ -316,9 +315,15 @@ def text_config(policy: Path) -> dict[str, Any]:
 
 
 def count_parameters(policy: Path) -> int:
-    """Return how many numbers a policy's safetensors files hold, from their headers alone."""
+    """Return how many numbers a policy's files of weights hold, from their headers alone."""
     total = 0
     for path in policy_files(policy):
+        if path.suffix == ".bin":
+            import torch
+
+            with read_errors(path):
+                tensors = torch.load(path, map_location="meta", weights_only=True, mmap=True)
+                total += sum(tensor.numel() for tensor in tensors.values())
         if path.suffix == ".safetensors":
             with path.open("rb") as file:
                 header = json.loads(file.read(int.from_bytes(file.read(8), "little")))

@@ -28,7 +28,7 @@ from nanoskyrl.envs.tool_formats.own import tools_in_words
 from nanoskyrl.envs.worlds.text_math.environment import INSTRUCTION
 from nanoskyrl.envs.worlds.text_math.problems import generate, is_test
 from nanoskyrl.envs.worlds.tool_use.environment import ToolUse, ToolUseConfig
-from nanoskyrl.stages.models.kv_cache import empty_cache, forward, select_rows
+from nanoskyrl.stages.models.kv_cache import forward, select_rows
 from nanoskyrl.stages.models.rendering import Renderer
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -215,12 +215,13 @@ def batch_loss(model: Qwen3ForCausalLM, rows: Sequence[tuple[list[int], list[int
     for i, (row, row_labels) in enumerate(rows):
         ids[i, : len(row) - shared] = torch.tensor(row[shared:])
         labels[i, : len(row) - shared] = torch.tensor(row_labels[shared:])
-    kv = empty_cache(model)
+    kv = None
     if shared:
-        forward(model, kv, input_ids=torch.tensor([rows[0][0][:shared]]), logits_to_keep=1)
-        select_rows(kv, [0] * len(rows))
+        _, kv = forward(model, kv, input_ids=torch.tensor([rows[0][0][:shared]]), logits_to_keep=1)
+        kv = select_rows(kv, torch.zeros(len(rows), dtype=torch.long))
     # Rows are padded on the right and attention is causal, so padding needs no mask.
-    logits = forward(model, kv, input_ids=ids, position_ids=torch.arange(shared, shared + width)[None]).logits
+    positions = torch.arange(shared, shared + width)[None]
+    logits = forward(model, kv, input_ids=ids, position_ids=positions)[0].logits
     return torch.nn.functional.cross_entropy(
         logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum"
     )

@@ -40,7 +40,7 @@ def write_policy(
     if gathered is not None:
         whole["state_dict"] = gathered
     if adapter:  # a set, which every process would write in an order of its own
-        model.peft_config["default"].target_modules = sorted(model.peft_config["default"].target_modules)
+        model.peft_config["default"].target_modules = sorted(model.peft_config["default"].target_modules or ())
     make_directory(policy)
     with (
         write_errors(policy, SafetensorError),

@@ -22,6 +22,7 @@ from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.runs import STAGES, Run
 from nanoskyrl.stages.core.stopping import terminated_as_interrupted
 from nanoskyrl.stages.core.storage import locked, write_whole
+from nanoskyrl.stages.engines.task_order import weights_of
 from nanoskyrl.stages.learning.train_config import check_horizon
 from nanoskyrl.stages.models.policy import model_name
 from nanoskyrl.stages.running.outdated_outputs import check_settings, outdated
@@ -87,7 +88,7 @@ def resolve(session: Session) -> dict[str, dict[str, Any]]:
         configs["critic"] = stage_config(settings, "critic")
     resolved = {name: to_plain(config) for name, config in configs.items()}
     for kind, name in (
-        ("env", configs["rollout"].env),
+        *(("env", name) for name in weights_of(configs["rollout"].env)),
         ("engine", configs["rollout"].engine),
         ("algo", configs["train"].algo),
     ):
@@ -241,7 +242,7 @@ def _evaluate(session: Session, version: int, config: LoopConfig, report: Report
     """Evaluate a policy if it is due; with `force`, again if it was evaluated under other settings."""
     due = config.eval_every and (version % config.eval_every == 0 or version >= config.steps)
     if due:
-        for name in session.benches() or [None]:
+        for name in session.evaluated():
             policy = session.places.policy_of(version)
             try:
                 session.eval(name, policy=policy)

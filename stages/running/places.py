@@ -4,6 +4,7 @@ A directory that is named is taken as it is. One that is not is the newest step'
 ready, and is refused where its own input has been replaced since.
 """
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 from nanoskyrl.stages.core.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.runs import INPUT_OF, Run, RunConfig, step_of
-from nanoskyrl.stages.core.storage import is_local
+from nanoskyrl.stages.core.storage import is_local, make_directory
 from nanoskyrl.stages.models.policy import (
     cached_digest,
     check_policy,
+    is_adapter,
     policy_digest,
     publish,
     read_info,
@@ -44,18 +46,28 @@ class Places:
         name, place = self.config.policy, self.run.policy(0)
         if not place.is_dir():
             return False
-        source = read_info(place).source
-        if source != name and policy_digest(resolve_policy(name)) != policy_digest(place):
+        began = read_info(place)
+        if began.source != name and policy_digest(resolve_policy(name)) not in (policy_digest(place), began.merged):
             raise OutputError(
-                f"run `{self.run.root}` began with the policy `{source}`, not `{name}`",
+                f"run `{self.run.root}` began with the policy `{began.source}`, not `{name}`",
                 hint="Start another run with `--run`",
             )
         return True
 
     def first_policy(self) -> Path:
-        """Return `policies/00000000`, published if it is not there yet."""
+        """Return `policies/00000000`, published if it is not there yet; an adapter is merged into its base for it."""
         if not self.check_first_policy():
-            publish(resolve_policy(self.config.policy), self.run.policy(0), name=self.config.policy)
+            name, place = self.config.policy, self.run.policy(0)
+            source = resolve_policy(name)
+            if is_adapter(source):
+                from nanoskyrl.stages.models.merging import merge_adapter
+
+                make_directory(place.parent)
+                with tempfile.TemporaryDirectory(prefix=".merging-", dir=place.parent) as scratch:
+                    merge_adapter(source, Path(scratch))
+                    publish(Path(scratch), place, name=name, merged=policy_digest(source))
+            else:
+                publish(source, place, name=name)
         return self.run.policy(0)
 
     def policy_of(self, version: int) -> Path:

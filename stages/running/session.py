@@ -297,7 +297,7 @@ class Session:
         if place is None:
             model = self.engine_config("openai").model if rollout_config.engine == "openai" else None
             place = re.sub(r"[^\w.-]+", "_", str(model or rollout_config.engine))
-        what: str = name or config.env or rollout_config.env
+        what: str = name or config.env or sole_environment(rollout_config.env)
         target = output or self.run.root / EVALUATIONS / place / what
         settings = settings_of(what, rollout_config.engine, self.settings)
         engine = self._engine_for(rollout_config.engine, settings)
@@ -324,9 +324,11 @@ class Session:
         with remembering(self.run, self.settings, self.given, output) if remembers else contextlib.nullcontext():
             return StageResult(work(force=force, log=log), output, was)
 
-    def benches(self) -> list[str]:
-        """Return the benchmarks that the settings name."""
-        return list(stage_config(self.settings, "eval").bench)
+    def evaluated(self) -> list[str] | list[None]:
+        """Return what the settings say is evaluated: benchmarks, or several environments; None: the only one."""
+        config = stage_config(self.settings, "eval")
+        env = config.env or stage_config(self.settings, "rollout").env
+        return list(config.bench) or ([None] if isinstance(env, str) else sorted(env))
 
     def _engine_for(self, name: str, settings: Settings | None = None) -> Engine | None:
         """Return the engine that stays up; one of its own where the settings of an evaluation are others."""
@@ -373,6 +375,19 @@ class Session:
         learner = self._learner or recipe_of(stage_config(self.settings, "train"), self.settings).learner()
         self._learner = learner if self.keep_up else None
         return learner
+
+
+def sole_environment(env: str | dict[str, float]) -> str:
+    """Return the environment of a run that has one.
+
+    Raises:
+        SettingsError: it has several.
+    """
+    if isinstance(env, str):
+        return env
+    raise SettingsError(
+        f"the run has the environments {', '.join(sorted(env))}", hint="Name the one that is meant with `--env`"
+    )
 
 
 def holds_policy(engine: str) -> bool:

@@ -17,6 +17,7 @@ COMMANDS = [
     "serve",
     "show",
     "verify",
+    "export",
     "grade",
     "compare",
     "init",

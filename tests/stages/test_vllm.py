@@ -25,15 +25,17 @@ from nanoskyrl.envs.base import Observation, Step, Task
 from nanoskyrl.stages.core.errors import EngineError, ProofError
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, read_metrics
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.engines.base import HfConfig, Request, SamplingParams
 from nanoskyrl.stages.engines.hf import HfEngine
 from nanoskyrl.stages.engines.vllm.client import Client
 from nanoskyrl.stages.engines.vllm.engine import VllmEngine
 from nanoskyrl.stages.engines.vllm.process import find_installation
+from nanoskyrl.stages.looking.export import ExportConfig, export
 from nanoskyrl.stages.models.loading import load_model
 from nanoskyrl.stages.models.logprobs import sequence_logprobs
-from nanoskyrl.stages.models.policy import PolicyInfo, policy_digest, resolve_policy, write_info
+from nanoskyrl.stages.models.policy import PolicyInfo, policy_digest, read_info, resolve_policy, write_info
 from nanoskyrl.stages.rollout import RolloutConfig, rollout
 from nanoskyrl.stages.sync import deliver
 
@@ -118,6 +120,17 @@ def adapter(tmp_path_factory):
             shutil.copyfile(STARTER / name, directory / name)
     write_info(directory, PolicyInfo(base=policy_digest(STARTER)))
     return with_canary(directory, policy_digest(STARTER))
+
+
+@pytest.mark.parametrize("kind", ["whole", "merged"])
+def test_an_exported_policy_gives_the_runs_own_logprobs(kind, engine, trained, adapter, tmp_path):
+    run = Run(tmp_path / "run")
+    shutil.copytree(STARTER, run.policy(0))
+    shutil.copytree(trained(0.01) if kind == "whole" else adapter, run.policy(1))
+    place = export(run, 1, tmp_path / "out", ExportConfig(merge=kind == "merged"))
+    engine.load(place)
+    info = read_info(run.policy(1))
+    assert_close(engine.logprobs(info.canary_ids), info.canary_logprobs, PASS, scale=LOGITS)
 
 
 def rows_of(directory):

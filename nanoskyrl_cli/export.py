@@ -1,0 +1,29 @@
+"""`skyrl export`."""
+
+from typing import Annotated
+
+import typer
+
+from nanoskyrl.stages.core.storage import as_path
+from nanoskyrl_cli.options import say
+
+
+def export(
+    policy: Annotated[str, typer.Argument(metavar="RUN[@N]", help="A run and a policy of it; default: its newest.")],
+    to: Annotated[str, typer.Option(help="Directory to write; it must not be there.")],
+    merge: Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base.")] = False,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; default: as it is.", show_default=False)
+    ] = None,
+) -> int:
+    """Write a policy as a Hugging Face directory with a model card, for transformers, peft and vLLM.
+
+    Example: skyrl export runs/default@3 --to mine --merge
+    """
+    from nanoskyrl.stages.looking.export import ExportConfig, export as stage, policy_named
+
+    config = ExportConfig(merge=merge, dtype=dtype)
+    run, version = policy_named(policy)
+    place = stage(run, version, as_path(to), config)
+    say(f"Policy {version} of {run.root} is in {place}.")
+    return 0
