@@ -348,7 +348,8 @@ def generated(bench: Bench, environment: Any, engine: Any, name: str, *, new: in
     """Roll out every prompt once, shards and all, and return the figures."""
     from nanoskyrl.stages.core import registry
     from nanoskyrl.stages.core.metrics import MetricsLog, read_metrics
-    from nanoskyrl.stages.rollout import RolloutConfig, rollout
+    from nanoskyrl.stages.engines.rollout_config import RolloutConfig
+    from nanoskyrl.stages.rollout import rollout
 
     registry.ENVS["bench"] = "bench:made"  # type: ignore[index]
     sys.modules["bench"] = type(sys)("bench")

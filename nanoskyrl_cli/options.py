@@ -122,7 +122,7 @@ def open_session(
         of_env: What is given of it goes to the table of the environment that is asked for.
         ahead: Training stays up, and does not wait for `sync`.
     """
-    from nanoskyrl.stages.rollout import RolloutConfig
+    from nanoskyrl.stages.engines.rollout_config import RolloutConfig
     from nanoskyrl.stages.running.session import Session
 
     found, settings, given = settings_of(run, config, assignments, flags)

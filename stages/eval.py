@@ -30,18 +30,11 @@ from nanoskyrl.stages.core.storage import is_local, make_directory, write_whole
 from nanoskyrl.stages.core.trajectory import Trajectory
 from nanoskyrl.stages.engines.base import UNREACHABLE, AsyncEngine, Engine, make_engine
 from nanoskyrl.stages.engines.openai import OpenaiEngine
+from nanoskyrl.stages.engines.rollout_config import ROWS_PER_PART, RolloutConfig, check_template_arguments
 from nanoskyrl.stages.engines.rollout_parts import failed, in_parts, load_policy
 from nanoskyrl.stages.engines.task_order import tasks_in
 from nanoskyrl.stages.models.policy import model_name
-from nanoskyrl.stages.rollout import (
-    ROWS_PER_PART,
-    Plan,
-    RolloutConfig,
-    check_template_arguments,
-    files_of,
-    prepare,
-    run_parts,
-)
+from nanoskyrl.stages.rollout import Plan, files_of, prepare, run_parts
 from nanoskyrl.stages.score import score_table, unjudged
 
 FILES = "_files"

@@ -9,10 +9,10 @@ from running import ROOT, data_file
 
 from nanoskyrl.stages.core.shards import read_part
 from nanoskyrl.stages.engines.base import Engine
+from nanoskyrl.stages.engines.rollout_config import RolloutConfig
 from nanoskyrl.stages.engines.scripted import ScriptedConfig, ScriptedEngine
 from nanoskyrl.stages.eval import EvalConfig, evaluate
 from nanoskyrl.stages.models.policy import STARTER_DIRECTORY
-from nanoskyrl.stages.rollout import RolloutConfig
 
 OURS = ROOT / "tests" / "eval" / "data"
 SAMPLES = {

@@ -36,7 +36,7 @@ OF_THE_RUN = {
 """Fields that every command fills in by itself, so that a value in a file would be ignored."""
 
 CONFIGS = {
-    "rollout": "nanoskyrl.stages.rollout:RolloutConfig",
+    "rollout": "nanoskyrl.stages.engines.rollout_config:RolloutConfig",
     "score": "nanoskyrl.stages.score:ScoreConfig",
     "judge": "nanoskyrl.envs.graders.judge:JudgeConfig",
     "advantage": "nanoskyrl.stages.learning.advantage_config:AdvantageConfig",

@@ -99,7 +99,8 @@ TEST = '''"""Run with `python -m pytest {test}`."""
 from {name} import {cls}, {cls}Config
 
 from nanoskyrl.stages.core.shards import read_parts
-from nanoskyrl.stages.rollout import RolloutConfig, rollout
+from nanoskyrl.stages.engines.rollout_config import RolloutConfig
+from nanoskyrl.stages.rollout import rollout
 from nanoskyrl.stages.score import ScoreConfig, score
 
 

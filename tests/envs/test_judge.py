@@ -14,7 +14,8 @@ from nanoskyrl.envs.graders.judge import Judge, JudgeConfig, JudgeFailed, first_
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.shards import read_parts
-from nanoskyrl.stages.rollout import RolloutConfig, rollout
+from nanoskyrl.stages.engines.rollout_config import RolloutConfig
+from nanoskyrl.stages.rollout import rollout
 from nanoskyrl.stages.score import ScoreConfig, judge, score
 
 GOOD = '{"reasoning": "fits", "score": 1}'

@@ -15,7 +15,8 @@ from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.trajectory import Turn
-from nanoskyrl.stages.rollout import RolloutConfig, rollout
+from nanoskyrl.stages.engines.rollout_config import RolloutConfig
+from nanoskyrl.stages.rollout import rollout
 from nanoskyrl.stages.score import ScoreConfig, score
 
 pytestmark = pytest.mark.skipif(

@@ -14,10 +14,10 @@ from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.registry import names
 from nanoskyrl.stages.core.rows import to_table
 from nanoskyrl.stages.core.trajectory import ToolCall, Turn
+from nanoskyrl.stages.engines.rollout_config import RolloutConfig
 from nanoskyrl.stages.eval import EvalConfig, evaluate
 from nanoskyrl.stages.looking.eval_report import LINES, compare, comparison, summary_of, table
 from nanoskyrl.stages.models.policy import STARTER_DIRECTORY, PolicyInfo, model_name, write_info
-from nanoskyrl.stages.rollout import RolloutConfig
 
 
 @pytest.fixture

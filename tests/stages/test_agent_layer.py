@@ -13,9 +13,10 @@ from nanoskyrl.stages.core.rows import to_table
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.engines.base import Generation, HfConfig, Request, SamplingParams, TokenEngine
 from nanoskyrl.stages.engines.hf import HfEngine
+from nanoskyrl.stages.engines.rollout_config import RolloutConfig
 from nanoskyrl.stages.engines.turns import Attempt, Identity, TurnLimits, play
 from nanoskyrl.stages.models.policy import STARTER, resolve_policy
-from nanoskyrl.stages.rollout import RolloutConfig, rollout
+from nanoskyrl.stages.rollout import rollout
 
 
 @pytest.fixture(scope="module")

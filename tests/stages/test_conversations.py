@@ -8,8 +8,9 @@ from nanoskyrl.stages.core.config import parse_set, stage_config
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.shards import read_parts
+from nanoskyrl.stages.engines.rollout_config import RolloutConfig
 from nanoskyrl.stages.models.policy import STARTER_DIRECTORY
-from nanoskyrl.stages.rollout import RolloutConfig, rollout
+from nanoskyrl.stages.rollout import rollout
 
 TAKES_TURNS = (
     "{% if messages[0].role == 'system' %}<|im_start|>system\n{{ messages[0].content }}<|im_end|>\n{% endif %}"

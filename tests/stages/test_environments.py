@@ -5,7 +5,8 @@ from running import same_bytes
 
 from nanoskyrl.stages.core.registry import ENVS
 from nanoskyrl.stages.core.shards import read_parts
-from nanoskyrl.stages.rollout import RolloutConfig, rollout
+from nanoskyrl.stages.engines.rollout_config import RolloutConfig
+from nanoskyrl.stages.rollout import rollout
 from nanoskyrl.stages.score import ScoreConfig, score
 
 OUTSIDE = ("openenv", "fleet", "skyrl_gym", "verifiers")

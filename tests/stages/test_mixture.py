@@ -16,13 +16,14 @@ from nanoskyrl.stages.core.metrics import latest, read_metrics
 from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run
 from nanoskyrl.stages.core.shards import read_parts
+from nanoskyrl.stages.engines.rollout_config import RolloutConfig
 from nanoskyrl.stages.engines.task_order import drawn
 from nanoskyrl.stages.learning.advantage_columns import estimate
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
 from nanoskyrl.stages.learning.trajectories import gather
 from nanoskyrl.stages.looking.curve import curve, report_line
 from nanoskyrl.stages.looking.verify import verify
-from nanoskyrl.stages.rollout import RolloutConfig, environment_and_tasks
+from nanoskyrl.stages.rollout import environment_and_tasks
 from nanoskyrl.stages.running.loop import loop, step_numbers
 
 MIXED = merge(

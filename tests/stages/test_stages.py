@@ -18,6 +18,7 @@ from nanoskyrl.stages.core.rows import from_table, list_column, row_arrays, to_t
 from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import schema_of
+from nanoskyrl.stages.engines.rollout_config import RolloutConfig
 from nanoskyrl.stages.engines.task_order import TaskOrder
 from nanoskyrl.stages.eval import EvalConfig, evaluate
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
@@ -26,7 +27,7 @@ from nanoskyrl.stages.learning.train_config import OptimizerConfig, TrainConfig
 from nanoskyrl.stages.looking.compare import compare
 from nanoskyrl.stages.looking.show import headline
 from nanoskyrl.stages.models.policy import policy_digest, read_info, resolve_policy
-from nanoskyrl.stages.rollout import RolloutConfig, prepare, rollout
+from nanoskyrl.stages.rollout import prepare, rollout
 from nanoskyrl.stages.score import ScoreConfig, score, score_table, weighted
 from nanoskyrl.stages.sync import SyncConfig, sync
 from nanoskyrl.stages.train import preview, train

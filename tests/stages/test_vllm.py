@@ -29,6 +29,7 @@ from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.engines.base import HfConfig, Request, SamplingParams
 from nanoskyrl.stages.engines.hf import HfEngine
+from nanoskyrl.stages.engines.rollout_config import RolloutConfig
 from nanoskyrl.stages.engines.vllm.client import Client
 from nanoskyrl.stages.engines.vllm.engine import VllmEngine
 from nanoskyrl.stages.engines.vllm.process import find_installation
@@ -36,7 +37,7 @@ from nanoskyrl.stages.looking.export import ExportConfig, export
 from nanoskyrl.stages.models.loading import load_model
 from nanoskyrl.stages.models.logprobs import sequence_logprobs
 from nanoskyrl.stages.models.policy import PolicyInfo, policy_digest, read_info, resolve_policy, write_info
-from nanoskyrl.stages.rollout import RolloutConfig, rollout
+from nanoskyrl.stages.rollout import rollout
 from nanoskyrl.stages.sync import deliver
 
 STARTER = resolve_policy("starter")

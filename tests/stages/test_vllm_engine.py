@@ -12,6 +12,7 @@ from aiohttp import web
 
 from nanoskyrl.stages.core.errors import EngineError, ProofError, SettingsError
 from nanoskyrl.stages.engines.base import Request, SamplingParams
+from nanoskyrl.stages.engines.rollout_config import RolloutConfig
 from nanoskyrl.stages.engines.vllm import memory as vllm_memory
 from nanoskyrl.stages.engines.vllm.client import KEEP_ALIVE_SECONDS, TRIES
 from nanoskyrl.stages.engines.vllm.config import VllmConfig, groups_of_gpus
@@ -32,7 +33,7 @@ from nanoskyrl.stages.engines.vllm.tokens import PATH as TOKENS_PATH
 from nanoskyrl.stages.engines.vllm.weights import expected_sums
 from nanoskyrl.stages.engines.vllm.worker import bit_sums
 from nanoskyrl.stages.models.policy import policy_digest, resolve_policy
-from nanoskyrl.stages.rollout import RolloutConfig, rollout
+from nanoskyrl.stages.rollout import rollout
 
 STARTER = resolve_policy("starter")
 DIGEST = policy_digest(STARTER)
