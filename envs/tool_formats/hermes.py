@@ -14,6 +14,7 @@ from nanoskyrl.envs.tool_formats.base import (
     MAX_DEPTH,
     TOOL_CALL,
     TOOL_CALL_END,
+    JsonText,
     ParsedCall,
     Piece,
     ToolFormat,
@@ -31,7 +32,8 @@ _SPACE = re.compile(r"\s*")
 
 def read(text: str, tools: Tools = ()) -> list[Piece]:
     """Return the pieces of a turn, the malformed calls with their error."""
-    return scan(text, re.escape(TOOL_CALL), lambda mark: _calls_at(text, mark.end()))
+    held = JsonText(text)
+    return scan(text, re.escape(TOOL_CALL), lambda mark: _calls_at(held, mark.end()))
 
 
 def _calls_at(text: str, start: int) -> tuple[list[ParsedCall], int]:
