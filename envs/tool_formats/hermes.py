@@ -10,15 +10,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from nanoskyrl.envs.tool_formats.base import (
+    DECODER,
     MAX_DEPTH,
     TOOL_CALL,
     TOOL_CALL_END,
+    JsonText,
     ParsedCall,
     Piece,
     ToolFormat,
     Tools,
     as_calls,
-    decoded,
     deeper_than,
     malformed,
     scan,
@@ -31,7 +32,8 @@ _SPACE = re.compile(r"\s*")
 
 def read(text: str, tools: Tools = ()) -> list[Piece]:
     """Return the pieces of a turn, the malformed calls with their error."""
-    return scan(text, re.escape(TOOL_CALL), lambda mark: _calls_at(text, mark.end()))
+    held = JsonText(text)
+    return scan(text, re.escape(TOOL_CALL), lambda mark: _calls_at(held, mark.end()))
 
 
 def _calls_at(text: str, start: int) -> tuple[list[ParsedCall], int]:
@@ -39,7 +41,7 @@ def _calls_at(text: str, start: int) -> tuple[list[ParsedCall], int]:
     begin = _after_space(text, start)
     fence = _FENCE.match(text, begin)
     try:
-        value, end = decoded(text, fence.end() if fence else begin)
+        value, end = DECODER.raw_decode(text, fence.end() if fence else begin)
     except (ValueError, RecursionError) as error:
         return [malformed(f"the call is not valid JSON: {what(error)}")], after_broken_call(text, start)
     if deeper_than(value, MAX_DEPTH):

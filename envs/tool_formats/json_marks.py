@@ -7,15 +7,16 @@ from typing import Any
 
 from nanoskyrl.envs.tool_formats.base import (
     ARGUMENT_KEYS,
+    DECODER,
     MAX_DEPTH,
     Finder,
+    JsonText,
     ParsedCall,
     Piece,
     ToolFormat,
     Tools,
     as_call,
     as_calls,
-    decoded,
     deeper_than,
     json_call,
     malformed,
@@ -30,14 +31,14 @@ _LLAMA_KEYS = {"type", "function", "name", "id", *ARGUMENT_KEYS}
 
 def read_llama(text: str, tools: Tools = ()) -> list[Piece]:
     """Return the pieces of a turn in which an object with `name` and `parameters` begins a line."""
-    stuck = False
+    stuck, held = False, JsonText(text)
 
     def read(mark: re.Match[str]) -> tuple[list[ParsedCall], int] | None:
         nonlocal stuck
         if stuck:  # nested too deeply: so is all that begins inside
             return None
         try:
-            value, end = decoded(text, mark.end())
+            value, end = DECODER.raw_decode(held, mark.end())
         except RecursionError:
             stuck = True
             return [malformed("the call is not valid JSON: it is nested too deeply")], len(text)
@@ -73,13 +74,14 @@ _NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]*\s*)?(?:\[ARGS\]\s*)
 
 def read_mistral(text: str, tools: Tools = ()) -> list[Piece]:
     """Return the pieces of a turn with `[TOOL_CALLS]`, before a list of objects or before a name and its arguments."""
+    held = JsonText(text)
 
     def read(mark: re.Match[str]) -> tuple[list[ParsedCall], int]:
         start = mark.end()
         named = _NAMED.match(text, start)
         begin = named.end() if named else _skip(text, start)
         try:
-            value, end = decoded(text, begin)
+            value, end = DECODER.raw_decode(held, begin)
         except (ValueError, RecursionError) as error:
             following = text.find("[TOOL_CALLS]", start)
             end = len(text) if following < 0 else following

@@ -90,7 +90,7 @@ def _plugins(settings: Mapping[str, Any]) -> Iterator[str]:
     """Yield the modules of built-in plug-ins that settings name, by a table or under a key such as `engine`."""
     tables = [table for table in settings.values() if isinstance(table, Mapping)]
     named = {kind: {table[kind] for table in tables if isinstance(table.get(kind), str)} for kind in BUILTIN}
-    # Which one is chosen by itself shows when it runs.
+    # Which one `auto` is shows when it runs.
     names = {*settings, *(n for kind, of in named.items() for n in (BUILTIN[kind] if "auto" in of else of))}
     for plugins in BUILTIN.values():
         yield from (plugins[name].partition(":")[0] for name in names if name in plugins)

@@ -13,7 +13,7 @@ LEAST_TEMPERATURE, LEAST_TOP_P = 1e-3, 1e-6
 """Below these, float32 can no longer tell the logits apart."""
 ROWS_PER_PART = 512
 TEMPLATE_OWN = (
-    "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize",
+    "conversation", "messages", "tools", "chat_template", "add_generation_prompt", "tokenize",
     "continue_final_message", "sanitize_control_tokens", "padding", "truncation", "max_length", "return_tensors",
     "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
 )  # fmt: skip

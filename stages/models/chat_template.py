@@ -15,7 +15,7 @@ from typing import Any
 from nanoskyrl.envs.tool_formats.base import ParsedCall, ToolFormat, calls_in
 from nanoskyrl.envs.tool_formats.own import OWN, calls_in_words, result_in_words
 from nanoskyrl.stages.core.errors import InputError, SettingsError, told_as
-from nanoskyrl.stages.core.registry import BUILTIN, entry_points, lookup
+from nanoskyrl.stages.core.registry import BUILTIN, entry_points, lookup, plugin_errors
 
 Message = dict[str, Any]
 
@@ -190,9 +190,7 @@ class ChatTemplate:
         return self._form[1]
 
     def _shape(self, form: ToolFormat) -> CallShape | None:
-        return next(
-            (s for s, text in self._called.items() if calls_in(form.read(text, [PROBE_TOOL])) == [PROBE_CALL]), None
-        )
+        return next((shape for shape, text in self._called.items() if _calls(form, text) == [PROBE_CALL]), None)
 
     @cached_property
     def _called(self) -> dict[CallShape, str]:
@@ -302,7 +300,8 @@ class ChatTemplate:
 
 
 def _calls(form: ToolFormat, text: str) -> list[ParsedCall]:
-    return calls_in(form.read(text, [PROBE_TOOL]))
+    with plugin_errors("a format of tool calls"):
+        return calls_in(form.read(text, [PROBE_TOOL]))
 
 
 def result() -> Message:

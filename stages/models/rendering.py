@@ -36,7 +36,7 @@ from nanoskyrl.stages.models.chat_template import (
 from nanoskyrl.stages.models.control_tokens import ControlTokens
 
 PROMPTS_KEPT = 1024
-_TOOL_NAME = re.compile(r"[\w.:-]{1,64}")
+_TOOL_NAME = re.compile(r"[\w.:/-]{1,64}")
 
 
 class Renderer:

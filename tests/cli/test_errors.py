@@ -293,7 +293,7 @@ CASES = {
     "a data set without prompts": (data('{"ground_truth": "b"}\n'), 2, "line 1 of", "prompt"),
     "a data set that is no JSON": (data("{prompt}\n"), 2, "line 1 of", "one JSON object a line"),
     "a data set that is no Parquet": (data("PAR1", "tasks.parquet"), 2, "cannot be read as Parquet", "JSON lines"),
-    "a data set that is not there": (with_flags("rollout", "--data", "no.jsonl", "--engine", "scripted"), 2, "no data set at `no.jsonl`", ".jsonl"),
+    "a data set that is not there": (with_flags("rollout", "--data", "no.jsonl", "--engine", "scripted"), 2, "no data set at `no.jsonl`", "JSON lines"),
     "more prompts than tasks": (with_flags("rollout", "--train-batch-size", "9000"), 2, "has 7799 tasks", "Lower it"),
     "a task that is not there": (with_flags("rollout", "--tasks", "addition-9"), 2, "has no task `addition-9`", "For instance"),
     "an output with foreign files": (foreign, 1, "holds `thesis.txt`, which no stage wrote", "directory of its own"),

@@ -227,6 +227,7 @@ def test_no_text_raises_and_every_call_is_whole_or_says_what_is_wrong(text):
     "text",
     [
         "{" * 10**6,
+        "<tool_call>" * 90_000,
         "<tool_call>" + "{" * 10**6,
         "<tool_call>" + "[" * 10**6,
         "<tool_call>" + '{"a":' * 200_000,

@@ -192,6 +192,8 @@ def test_the_format_and_the_ends_of_turns_are_found(name):
 
 
 def test_there_are_templates_to_look_at():
+    if not shipped():
+        pytest.skip("trl is not installed, whose chat templates are looked at")
     assert len(shipped()) > 60
 
 

@@ -10,7 +10,9 @@ import pytest
 from killing import SPAWNED, kill_at
 from running import ROOT
 
+from nanoskyrl.envs.worlds.tool_use.environment import ToolUse, ToolUseConfig
 from nanoskyrl.stages.core.manifest import read_manifest
+from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl_cli.main import run as skyrl
 
@@ -28,7 +30,16 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield tmp_path
-    for name in ("guess_env", "my_rewards", "my_algo", "my_estimator", "hotter", "my_engine"):
+    for name in (
+        "guess_env",
+        "my_rewards",
+        "my_algo",
+        "my_estimator",
+        "my_format",
+        "broken_format",
+        "hotter",
+        "my_engine",
+    ):
         sys.modules.pop(name, None)
 
 
@@ -175,3 +186,25 @@ def test_the_estimator_of_the_page_takes_the_mean_of_the_group_off(of_the_page):
     assert kept
     for row in kept:
         assert max(row["advantages"], key=abs) == pytest.approx(row["reward"] - means[row["group_id"]])
+
+
+def test_the_format_of_the_page_is_read_and_one_that_breaks_is_named(of_the_page, capsys):
+    (command,) = re.findall(r"^\$ (skyrl rollout .*tool_format.*)$", PAGE, re.MULTILINE)
+    assert skyrl([*shlex.split(command)[1:], "--n-samples-per-prompt", "1", "--max-generate-length", "8"]) == 0
+    actions = ['[[call calculator {"expression": "2*3"}]]', "<answer>6</answer>"]
+    (task,) = ToolUse(ToolUseConfig(n_train=1)).tasks("train")
+    (of_the_page / "actions.jsonl").write_text(json.dumps({"task_id": task.task_id, "actions": actions}))
+    scripted = ["--engine", "scripted", "--set", "scripted.actions=actions.jsonl", "--tasks", task.task_id]
+    words = ["rollout", "--env", "tool_use", "--n-samples-per-prompt", "1", "--set"]
+    assert skyrl([*words, "rollout.tool_format=my_format:MINE", *scripted, "--run", "runs/mine"]) == 0
+    place = of_the_page / "runs" / "mine" / "step-000000" / "rollout"
+    (row,) = [row for table in read_parts(place, read_manifest(place), None) for row in from_table(table)]
+    (call,) = row.turns[0].tool_calls
+    assert (call.tool, call.args, call.result, call.ok) == ("calculator", {"expression": "2*3"}, "6", True)
+    (of_the_page / "broken_format.py").write_text(
+        "from nanoskyrl.envs.tool_formats.base import ToolFormat\n"
+        "BROKEN = ToolFormat(read=lambda text, tools=(): 1 / 0, write=lambda name, args: name)\n"
+    )
+    capsys.readouterr()
+    assert skyrl([*words, "rollout.tool_format=broken_format:BROKEN", *QUICK, "--run", "runs/broken"]) == 2
+    assert "error: a format of tool calls failed: ZeroDivisionError" in capsys.readouterr().err
