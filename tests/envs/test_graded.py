@@ -1,4 +1,4 @@
-"""Some seven hundred answers, each with its kind and the reason for which it is right or wrong."""
+"""A thousand answers, each with its kind and the reason for which it is right or wrong."""
 
 import json
 from collections import Counter
@@ -44,6 +44,8 @@ def test_no_answer_is_graded_otherwise(reason):
         ("<answer>5</answer>\n#### 7", "5", "tags"), ("\\boxed{5}\n#### 7", "5", "box"),
         ("#### 7\nAnswer: 8", "7", "####"),
         ("Answer: 8", "8", "answer line"), ("8", "8", "whole text"), ("<answer>#### 7</answer>", "7", "tags"),
+        ("Answer: the final answer is therefore 8.", "8", "answer line"),
+        ("The answer is:\n\\[\n8\n\\]", "8", "answer line"),
         ("#### Step 1\nThe answer is 8.", "8", "answer line"), ("**Final Answer**\n\n\\(8\\)", "8", "answer line"),
         ("```\n\\boxed{8}\n```", "8", "box"), ("```\n\\boxed{7}\n```\nAnswer: 8", "8", "answer line"),
         ("The answer is St. Louis. It is big.", "St. Louis", "answer line"),
