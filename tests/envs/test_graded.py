@@ -102,12 +102,10 @@ def test_a_long_reply_is_read_in_time_in_proportion_to_it(reply):
         assert grade(kind, gold, reply).correct is False
 
 
-@pytest.mark.parametrize(
-    "call", ["<tool_call>", '<tool_call>{"a":', "<tool_call>NaN", '<tool_call>{"a": "', "<tool_call>[1,"]
-)
-@pytest.mark.timeout(60)
+@pytest.mark.parametrize("call", ["<tool_call>", '<tool_call>{"a": "'])
+@pytest.mark.timeout(60)  # 137 s, where it was quadratic
 def test_many_broken_calls_are_read_in_time_in_proportion_to_them(call):
-    assert all(found.error for found in tool_calls(call * 50_000))
+    assert all(found.error for found in tool_calls(call * 100_000))
 
 
 @pytest.mark.parametrize("size", [10, 1020, 1024, 1030, 5000, 20_000])
