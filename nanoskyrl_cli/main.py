@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from nanoskyrl.stages.core.code import OtherCode
-from nanoskyrl.stages.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, NanoskyrlError
+from nanoskyrl.stages.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, NanoskyrlError, Notice
 from nanoskyrl.stages.learning import rank_errors
 from nanoskyrl_cli import (
     advantage,
@@ -99,14 +99,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
     told, show = set(), warnings.showwarning
 
     def tell(message: Any, *place: Any) -> None:
-        """Print that outputs were made by other code, once for the same modules."""
-        if not isinstance(message, OtherCode):
+        """Print what users are told; that outputs were made by other code, once for the same modules."""
+        if not isinstance(message, OtherCode | Notice):
             show(message, *place)
-        elif message.says not in told:
-            told.add(message.says)
+        elif isinstance(message, Notice) or message.says not in told:
+            told.add(getattr(message, "says", None))
             say(f"note: {message}")
 
     with warnings.catch_warnings():
+        warnings.simplefilter("always", Notice)
         warnings.showwarning = tell
         return _run(arguments)
 

@@ -73,6 +73,10 @@ class ProofError(NanoskyrlError):
     exit_code = EXIT_FAILED
 
 
+class Notice(UserWarning):
+    """Something that a user should know and that stops nothing; a command prints it as `note: ...`."""
+
+
 def check_words(table: str, settings: object, **allowed: Iterable[object]) -> None:
     """Refuse settings that are none of the words allowed; each word of a tuple counts.
 

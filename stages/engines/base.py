@@ -134,9 +134,11 @@ class TokenEngine(ABC):
     """Longest sequence, prompt and response together."""
     takes_stop_strings: bool = False
     canary_tolerance: float = 1e-4
-    """Nats by which its log-probs of a canary may differ from the trainer's; 1e-4 suits float32."""
+    """Nats by which its log-probs of a canary may differ from the trainer's, mean weighted by probability; this suits
+    float32."""
     proof: Mapping[str, Any] = {}
-    """What was shown when the policy was loaded, beyond that the call returned."""
+    """What was shown when the policy was loaded, beyond that the call returned. `sums_match`: exact sums of all weights
+    that compute are those of the policy's files."""
 
     @property
     @abstractmethod

@@ -107,7 +107,9 @@ class Update:
         if not self._steps_taken:  # later the policy is another than the one that sampled
             recorded = [self.sequences.rollout_logprobs[row] is not None for row in batch.rows]
             there = mask * torch.tensor(recorded, device=mask.device)[:, None]
-            self._gap.add(there, {"gap": (terms.logprobs - batch.rollout_logprobs).abs()})
+            gap = terms.logprobs - batch.rollout_logprobs
+            # k3 of the engine against the trainer, whose policy is meant to be the same.
+            self._gap.add(there, {"gap": gap.abs(), "kl": gap.exp() - gap - 1})
         largest = ratio.masked_fill(~on, 0)
         self._largest_ratio = max(self._largest_ratio, float(largest.max()))
         share = torch.zeros_like(mask) if terms.share is None else terms.share
@@ -172,6 +174,7 @@ class Update:
             "policy/ppo_kl": means.pop("kl", None),
             "policy/policy_entropy": means.pop("entropy", None),
             "policy/rollout_train_logprobs_abs_diff_mean": self._gap.means().get("gap"),
+            "policy/rollout_train_kl": self._gap.means().get("kl"),
             **{f"policy/{name}": value for name, value in means.items()},
         }
 

@@ -79,7 +79,8 @@ def _train_line(manifest: Manifest, output: Path) -> str:
 
 def _sync_line(manifest: Manifest, output: Path) -> str:
     version = manifest.facts.get("version")
-    return f"policy {version if version is not None else manifest.facts['policy'][:12]} published and proved"
+    same = ", the same as before" if manifest.facts.get("changed") is False else ""
+    return f"policy {version if version is not None else manifest.facts['policy'][:12]} published and proved{same}"
 
 
 def _eval_line(manifest: Manifest, output: Path) -> str:

@@ -130,6 +130,27 @@ def weights_digest(path: Path) -> str:
     return digest_json({file.name: cached_digest(file) for file in policy_files(path) if is_weights(file)})
 
 
+def same_weights(a: Path, b: Path) -> bool:
+    """Say whether two policies answer alike; an adapter that adds nothing is its base."""
+    return _weights_that_act(a) == _weights_that_act(b)
+
+
+def _weights_that_act(path: Path) -> tuple[str, ...]:
+    """Return the digests of a whole model and of what an adapter adds to it."""
+    if not is_adapter(path):
+        return (weights_digest(path),)
+    from safetensors import safe_open
+
+    base, file = weights_digest(find_base(path)), path / "adapter_model.safetensors"
+    with safe_open(file, framework="pt") as opened:  # numpy has no bfloat16
+        # What is added is B times A, besides which an adapter may hold whole layers.
+        adds = any(
+            "lora_A" not in name and opened.get_tensor(name).any()
+            for name in opened.keys()  # noqa: SIM118 - no dictionary
+        )
+    return (base, weights_digest(path)) if adds else (base,)
+
+
 def frame_digest(path: Path) -> str:
     """Return the digest of everything but the weights: config, tokenizer, chat template."""
     return digest_json({file.name: cached_digest(file) for file in policy_files(path) if not is_weights(file)})

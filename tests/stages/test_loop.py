@@ -164,9 +164,17 @@ def test_verify_finds_one_changed_byte(whole, tmp_path, what):
     assert not verify(tmp_path / "run").holds
 
 
-def test_a_run_killed_in_every_stage_ends_with_the_bytes_of_an_unbroken_one(whole, tmp_path):
+@pytest.mark.parametrize(
+    "kills",
+    [
+        [("rollout", 3), ("train", 3)],
+        pytest.param([("score", 2), ("advantage", 4), ("sync", 2), ("train", 1)], marks=pytest.mark.slow),
+    ],
+    ids=["twice", "four times"],
+)
+def test_a_run_killed_in_every_stage_ends_with_the_bytes_of_an_unbroken_one(whole, tmp_path, kills):
     command = ["loop", "--run", tmp_path / "killed", "--steps", 2, *as_flags({"rollout": SMALL["rollout"]})]
-    for stage, count in (("rollout", 3), ("score", 2), ("advantage", 4), ("train", 3), ("sync", 2), ("train", 1)):
+    for stage, count in kills:
         assert kill_at(stage, count, command) == -signal.SIGKILL
         assert not is_finished(tmp_path / "killed" / "step-000001" / "sync")
     done = skyrl_here(*command)

@@ -1,4 +1,4 @@
-"""The loop on a pre-trained model; only where the package with its weights is installed (see examples/smollm2.py)."""
+"""The loop on a pre-trained model, where the package with its weights is installed (see examples/smollm2)."""
 
 import importlib.util
 import subprocess

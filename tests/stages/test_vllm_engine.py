@@ -13,10 +13,12 @@ from aiohttp import web
 from nanoskyrl.stages.core.errors import EngineError, ProofError, SettingsError
 from nanoskyrl.stages.engines.base import Request, SamplingParams
 from nanoskyrl.stages.engines.vllm import memory as vllm_memory
+from nanoskyrl.stages.engines.vllm.client import KEEP_ALIVE_SECONDS, TRIES
 from nanoskyrl.stages.engines.vllm.config import VllmConfig, groups_of_gpus
 from nanoskyrl.stages.engines.vllm.engine import VllmEngine
 from nanoskyrl.stages.engines.vllm.process import (
     RESTARTS,
+    SERVER_KEEP_ALIVE_SECONDS,
     WITHIN_SECONDS,
     Installation,
     ServerProcess,
@@ -25,6 +27,7 @@ from nanoskyrl.stages.engines.vllm.process import (
     server_environment,
 )
 from nanoskyrl.stages.engines.vllm.servers import Address, Servers, read_servers, write_servers
+from nanoskyrl.stages.engines.vllm.supervision import BRINGS
 from nanoskyrl.stages.engines.vllm.tokens import PATH as TOKENS_PATH
 from nanoskyrl.stages.engines.vllm.weights import expected_sums
 from nanoskyrl.stages.engines.vllm.worker import bit_sums
@@ -40,13 +43,12 @@ class Fake:
     """Says what a server would say, but for the answers that it was told to spoil."""
 
     def __init__(self):
-        self.spoil = []
+        self.spoil, self.spoil_admin = [], {}
         self.seen = Counter()
         self.groups = []
         self.name, self.digest, self.loads = "policy-1", DIGEST, 0
         self.sums = expected_sums(STARTER, "float32")
         self.canary = -1.0
-        self.load_changes = 1.0
         self.ready = threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
         assert self.ready.wait(120)
@@ -67,6 +69,15 @@ class Fake:
     async def answer(self, request):
         path = request.path
         body = json.loads(await request.read() or b"null")
+        named = (path, (body or {}).get("method"), "prompt_logprobs" if "prompt_logprobs" in (body or {}) else "")
+        for queue in (self.spoil_admin.get(name or "") for name in named):
+            if queue:
+                spoilt = queue.pop()
+                if spoilt == "closed":
+                    request.transport.close()
+                if spoilt == "500":
+                    return web.Response(status=500, text='{"error": {"message": "EngineDeadError"}}')
+                return web.Response(text='{"results": [{"dig')
         if path == "/health":
             return web.Response()
         if path == TOKENS_PATH:  # as a server that we did not start
@@ -109,7 +120,6 @@ class Fake:
             self.digest = args[0]
         if method == "skyrl_load":
             self.digest, self.loads = args[1], self.loads + 1
-            self.canary += self.load_changes
         if method == "skyrl_checksum":
             return {"sums": self.sums, "stale": []}
         return {"digest": self.digest, "loads": self.loads, "dtype": "float32", "pid": 1}
@@ -215,20 +225,45 @@ def test_rows_sampled_while_others_changed_the_weights_are_never_written(fake, e
     assert not list((tmp_path / "out").glob("*.parquet"))
 
 
-def test_a_server_whose_canary_does_not_change_is_refused(fake):
-    fake.digest, fake.load_changes = "e" * 64, 0.0
-    fake.sums = {**fake.sums}
+def test_a_step_that_is_lost_in_the_servers_type_is_said_to_be(fake):
+    fake.digest = "e" * 64
     engine = engine_for(fake)
-    # The sums were right before and are right after: then the numbers are the same in the server's type.
+    engine.load(STARTER)
+    assert (engine.proof["sums_match"], "rounded_away" in engine.proof) == (True, False)
+    fake.digest, engine.policy_digest = "e" * 64, None  # another policy, whose weights give the same sums
     engine.load(STARTER)
     assert engine.proof["rounded_away"]
     engine.close()
+
+
+ADMIN = ("/v1/models", "skyrl_state", "skyrl_load", "skyrl_checksum", "/reset_prefix_cache", "prompt_logprobs")
+
+
+@pytest.mark.parametrize("path", ADMIN)
+@pytest.mark.parametrize("spoilt", ["closed", "torn", "500"])
+def test_every_request_of_a_sync_is_made_again(fake, path, spoilt):
     fake.digest = "e" * 64
+    fake.spoil_admin = {path: [spoilt] * (TRIES - 1)}
     engine = engine_for(fake)
-    engine.delivery._compare = lambda *_: "not comparable"
-    with pytest.raises(ProofError, match="did not change"):
-        engine.load(STARTER)
+    engine.load(STARTER)
+    assert engine.logprobs(PROMPT) == [-1.0, -1.0]
+    assert fake.spoil_admin == {path: []}
+    assert engine.proof["sums_match"]
     engine.close()
+
+
+def test_a_server_that_keeps_failing_ends_the_sync_with_its_words(fake):
+    fake.spoil_admin = {"skyrl_checksum": ["500"] * 100}
+    engine = engine_for(fake)
+    with pytest.raises(EngineError, match=r"cannot be given the policy: 500: EngineDeadError"):
+        engine.load(STARTER)
+    assert len(fake.spoil_admin["skyrl_checksum"]) == 100 - TRIES * BRINGS
+    engine.close()
+
+
+def test_connections_are_closed_here_before_servers_close_them(tmp_path):
+    assert server_environment((), "k", tmp_path)["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] == str(SERVER_KEEP_ALIVE_SECONDS)
+    assert KEEP_ALIVE_SECONDS < 5 < SERVER_KEEP_ALIVE_SECONDS  # 5 is vLLM's own
 
 
 def test_a_server_whose_weights_do_not_add_up_is_refused(fake):
@@ -297,9 +332,27 @@ def test_servers_that_share_a_gpu_are_told_their_share_of_its_memory(monkeypatch
     assert found[found.index("--gpu-memory-utilization") + 1] == "0.4500"
     assert int(found[found.index("--kv-cache-memory-bytes") + 1]) == 31 * (1 << 30) - 1024  # half of 72, less 5
     alone = server_arguments(tmp_path, VllmConfig(), cpu=False, port=1, name="n", adapters=False)
-    assert "--kv-cache-memory-bytes" not in alone
+    # A server that measured would count what others on its GPU take and give back meanwhile.
+    assert int(alone[alone.index("--kv-cache-memory-bytes") + 1]) == 67 * (1 << 30) - 1024
+    small = server_arguments(tmp_path, VllmConfig(gpu_memory=0.15), cpu=False, port=1, name="n", adapters=False)
+    assert "--kv-cache-memory-bytes" not in small  # 7 GiB by our allowance; it measures
     with pytest.raises(SettingsError, match="15 servers do not fit a GPU"):
         server_arguments(tmp_path, VllmConfig(servers_per_gpu=15), cpu=False, port=1, name="n", adapters=False)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "changes", "compiled"),
+    [
+        (0.5, {}, False), (3, {}, True), (0.5, {"compile": True}, True), (3, {"compile": False}, False),
+        (0.5, {"args": ("-O3",)}, True), (0.5, {"eager": True}, True),
+    ],
+)  # fmt: skip
+def test_small_models_are_not_compiled_and_have_their_graphs(monkeypatch, tmp_path, gigabytes, changes, compiled):
+    monkeypatch.setattr(vllm_memory, "driver_lines", lambda: ["H100, 580.1, 81920 MiB"])
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(int(gigabytes * (1 << 30)))
+    found = server_arguments(tmp_path, VllmConfig(**changes), cpu=False, port=1, name="n", adapters=False)
+    assert ("-cc.mode=0" not in found) == compiled
 
 
 @pytest.mark.parametrize(

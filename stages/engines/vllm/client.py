@@ -14,12 +14,22 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from nanoskyrl.stages.engines.vllm.tokens import PATH as TOKENS_PATH
+
+KEEP_ALIVE_SECONDS = 2.0
+"""How long an idle connection is kept. Servers close theirs after 5 seconds unless told otherwise, and a request that
+is sent on one that is being closed comes to nothing."""
+TRIES = 4
+"""How often a request that changes nothing when it is repeated is made, within about a second."""
 
 
 class Lost(Exception):
     """A request came to nothing and can be made again: no answer, half an answer, or the server's own failure."""
+
+    timed_out = False
+    """Whether all of its time went by: another would take as long."""
 
 
 class Refused(Exception):
@@ -30,9 +40,15 @@ class Refused(Exception):
         self.status = status
 
 
+def new_session() -> aiohttp.ClientSession:
+    """Return connections to servers, as many at once as are asked for."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
+    return aiohttp.ClientSession(connector=connector, trust_env=False)
+
+
 @dataclass(slots=True)
 class Client:
-    """One server's paths, as coroutines."""
+    """One server's paths, as coroutines. All but `complete` can be repeated, and are where they come to nothing."""
 
     url: str
     key: str
@@ -41,7 +57,19 @@ class Client:
     endpoint: str = "completions"
 
     async def call(self, method: str, path: str, body: Any = None, *, seconds: float | None = None) -> Any:
-        """Return what the server answers, as JSON or None.
+        """Return what the server answers, as JSON or None; asked again where that comes to nothing.
+
+        Raises:
+            Lost, Refused: as in `once`, after all tries.
+        """
+        tries = AsyncRetrying(
+            retry=retry_if_exception(lambda error: isinstance(error, Lost) and not error.timed_out),
+            stop=stop_after_attempt(TRIES), wait=wait_exponential(0.1), reraise=True,
+        )  # fmt: skip
+        return await tries(self.once, method, path, body, seconds=seconds)
+
+    async def once(self, method: str, path: str, body: Any = None, *, seconds: float | None = None) -> Any:
+        """Return what the server answers to one request, as JSON or None.
 
         Raises:
             Lost: no answer, a torn one, or a failure of the server.
@@ -53,6 +81,8 @@ class Client:
                 timeout=aiohttp.ClientTimeout(total=seconds or self.seconds),
             ) as response:  # fmt: skip
                 data = await response.read()
+                if response.status >= 500 and b"has no attribute 'skyrl_" in data:
+                    raise Refused(501, "the server has no extension of nanoskyrl's")
                 if response.status >= 500 or response.status in (408, 429):
                     raise Lost(f"{response.status}: {_message(data)}")
                 if response.status >= 400:
@@ -64,12 +94,14 @@ class Client:
                         return None  # answers with a sentence
                     raise Lost(f"answer is not JSON: {error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Lost(f"{type(error).__name__}: {error}") from error
+            lost = Lost(f"{type(error).__name__}: {error}")
+            lost.timed_out = isinstance(error, TimeoutError)
+            raise lost from error
 
     async def healthy(self) -> bool:
         """Say whether it answers."""
         try:
-            await self.call("GET", "/health", seconds=5)
+            await self.once("GET", "/health", seconds=5)
         except (Lost, Refused):
             return False
         return True
@@ -84,12 +116,7 @@ class Client:
         Raises:
             Refused: the server was started without our extension.
         """
-        try:
-            found = await self.call("POST", "/collective_rpc", {"method": method, "args": list(args)}, seconds=seconds)
-        except Lost as error:
-            if "has no attribute" in str(error):
-                raise Refused(501, "the server has no extension of nanoskyrl's") from error
-            raise
+        found = await self.call("POST", "/collective_rpc", {"method": method, "args": list(args)}, seconds=seconds)
         return list(found["results"])
 
     async def load_adapter(self, name: str, path: Path) -> None:
@@ -140,7 +167,7 @@ class Client:
             "skip_special_tokens": False, "spaces_between_special_tokens": False,
             **({"logprobs": 0} if want_logprobs else {}),
         }  # fmt: skip
-        found = await self.call("POST", "/v1/completions", body)
+        found = await self.once("POST", "/v1/completions", body)
         try:
             choice = found["choices"][0]
             tokens = choice["token_ids"]
@@ -171,7 +198,7 @@ class Client:
     ) -> tuple[list[int], list[float] | None, str]:
         """As `complete`, on our own path, which writes no text."""
         body = {"model": name, "token_ids": list(ids), "sampling": dict(sampling), "logprobs": want_logprobs}
-        found = await self.call("POST", TOKENS_PATH, body)
+        found = await self.once("POST", TOKENS_PATH, body)
         try:
             tokens = np.frombuffer(base64.b64decode(found["token_ids"]), "<i4").tolist()
             nats = np.frombuffer(base64.b64decode(found["logprobs"]), "<f4").tolist() if want_logprobs else None

@@ -8,6 +8,8 @@ from nanoskyrl.stages.engines.vllm.config import VllmConfig
 
 SPARED = 5 << 30
 """Bytes of a server's share that are left to what is neither weights nor keys and values: twice what was seen."""
+MEASURED_BELOW = 8 << 30
+"""A server that has less than this left by our allowance measures, for there the allowance is too much of it."""
 
 
 def share_of_memory(config: VllmConfig, servers: int) -> int:
@@ -18,8 +20,12 @@ def share_of_memory(config: VllmConfig, servers: int) -> int:
 
 def left_for_cache(model: Path, config: VllmConfig, servers: int) -> int:
     """Return the bytes that each of some servers on one GPU has left for keys and values, by our allowance."""
-    weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    return share_of_memory(config, servers) - weights // config.tensor_parallel - SPARED
+    return share_of_memory(config, servers) - weight_bytes(model) // config.tensor_parallel - SPARED
+
+
+def weight_bytes(model: Path) -> int:
+    """Return the size of a model's weights on disk."""
+    return sum(file.stat().st_size for file in model.glob("*.safetensors"))
 
 
 def choose_servers(model: Path, config: VllmConfig) -> int:
@@ -32,7 +38,8 @@ def choose_servers(model: Path, config: VllmConfig) -> int:
 def kv_cache_bytes(model: Path, config: VllmConfig, *, cpu: bool) -> int | None:
     """Return the memory for keys and values of one server; None: vLLM measures what is left.
 
-    Servers that start side by side on one GPU take each other's memory for their own when they measure.
+    A server that measures while another process on its GPU, a server or a trainer of whatever run, takes or gives back
+    memory takes that for its own, or does not start. So on roomy GPUs none measures.
 
     Raises:
         SettingsError: their shares do not hold the weights.
@@ -42,9 +49,11 @@ def kv_cache_bytes(model: Path, config: VllmConfig, *, cpu: bool) -> int | None:
     if cpu:
         return 1 << 30
     servers = config.servers_per_gpu or 1
-    if servers == 1:
+    if servers == 1 and not driver_lines():  # a GPU whose size nobody tells
         return None
     left = left_for_cache(model, config, servers)
+    if servers == 1 and left < MEASURED_BELOW:
+        return None
     if left < 1 << 30:
         raise SettingsError(
             f"{servers} servers do not fit a GPU: {left / (1 << 30):.1f} GiB are left to each for keys and values",

@@ -29,11 +29,15 @@ from pathlib import Path
 from nanoskyrl.stages.core.errors import EngineError, told_as
 from nanoskyrl.stages.core.gpus import visible
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
-from nanoskyrl.stages.engines.vllm.memory import kv_cache_bytes
+from nanoskyrl.stages.engines.vllm.memory import kv_cache_bytes, weight_bytes
 
 PYTHON = "NANOSKYRL_VLLM_PYTHON"
 """Names a Python that has vLLM, where it is not this one."""
 OLDEST = (0, 26)
+COMPILED_ABOVE = 1 << 30
+"""Bytes of weights from which on a server compiles its model unless told otherwise."""
+SERVER_KEEP_ALIVE_SECONDS = 60
+"""How long a server keeps an idle connection: far longer than its clients, who must be the ones to close it."""
 RESTARTS, WITHIN_SECONDS = 5, 1800.0
 """A server that has to be started again more often than this is given up."""
 WORKER = Path(__file__).with_name("worker.py")
@@ -162,6 +166,8 @@ def server_arguments(
         found += ["--kv-cache-memory-bytes", str(cache)]
     if config.eager if config.eager is not None else cpu:
         found += ["--enforce-eager"]
+    elif not compiles(Path(model), config):
+        found += ["-cc.mode=0", "-cc.cudagraph_mode=FULL_DECODE_ONLY"]
     if config.tensor_parallel > 1:
         found += ["--tensor-parallel-size", str(config.tensor_parallel)]
     if adapters:
@@ -169,12 +175,20 @@ def server_arguments(
     return [*found, *config.args]
 
 
+def compiles(model: Path, config: VllmConfig) -> bool:
+    """Say whether a server on a GPU compiles its model: as told, else large ones, for which it pays."""
+    if any(word.startswith(("-cc", "--compilation-config", "-O", "--optimization-level")) for word in config.args):
+        return True  # which is what vLLM does, unless those say otherwise
+    return config.compile if config.compile is not None else weight_bytes(model) > COMPILED_ABOVE
+
+
 def server_environment(gpus: Sequence[int], key: str, scratch: Path) -> dict[str, str]:
     """Return what a server's environment has besides ours."""
     path = os.pathsep.join(filter(None, [str(scratch), os.environ.get("PYTHONPATH", "")]))
     found = {
         "PYTHONPATH": path, "VLLM_API_KEY": key, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(SERVER_KEEP_ALIVE_SECONDS),
     }  # fmt: skip
     if gpus:
         return {**found, "CUDA_VISIBLE_DEVICES": visible(gpus)}

@@ -7,16 +7,20 @@ policy again before anything more is asked of it. One that cannot be is given up
 import asyncio
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from nanoskyrl.stages.core.errors import EngineError, ProofError
-from nanoskyrl.stages.engines.vllm.client import Client, Lost, Refused
+from nanoskyrl.stages.engines.vllm.client import Client, Lost, Refused, new_session
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
 from nanoskyrl.stages.engines.vllm.delivery import Counts, Delivery, Server
 from nanoskyrl.stages.engines.vllm.servers import SERVERS, ServerFleet, Servers, foreign, read_servers
+
+BRINGS = 3
+"""How often in a row a server is brought to a policy before it counts as failing: twice by a new process."""
 
 
 class Supervisor:
@@ -59,7 +63,7 @@ class Supervisor:
 
     async def start(self) -> None:
         """Start those of our own; returns before they answer."""
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=False)
+        self._session = new_session()
         processes = self._fleet.processes if self._fleet else [None] * len(self.setup.addresses)
         for process in filter(None, processes):
             process.start()
@@ -87,7 +91,7 @@ class Supervisor:
             ProofError: one does not hold the weights afterwards.
         """
         self._homes.clear()
-        tasks = [asyncio.ensure_future(self._ready_and_bring(server)) for server in self.servers]
+        tasks = [asyncio.ensure_future(self._locked_bring(server)) for server in self.servers]
         try:
             return await asyncio.gather(*tasks)
         except BaseException:
@@ -95,15 +99,53 @@ class Supervisor:
                 task.cancel()
             raise
 
-    async def _ready_and_bring(self, server: Server) -> dict[str, Any]:
+    async def _locked_bring(self, server: Server) -> dict[str, Any]:
         async with server.lock:
-            await self._ready(server)
+            return await self._bring(server)
+
+    async def _bring(self, server: Server, why: str | None = None) -> dict[str, Any]:
+        """Bring a server to the policy, and return what it proved; one that fails at it is started again.
+
+        Args:
+            server: One whose lock is held.
+            why: What became of it; None: it was not up yet, or answered so far.
+
+        Raises:
+            EngineError: it does not start, says no, or keeps failing.
+            ProofError: it does not hold the weights afterwards.
+        """
+        failed: Exception | None = None
+        for _ in range(BRINGS):
+            if why is not None:
+                self._replace(server, why)
             try:
+                await self._ready(server)
                 return await self.delivery.bring(server)
+            except EngineError as error:
+                if why is None:  # it never was up, and would not be the next time
+                    raise
+                failed = error
             except (Lost, Refused) as error:
-                raise EngineError(
-                    f"server {server.client.url} cannot be given the policy: {error}", hint=_hint(server)
-                ) from error
+                failed = error
+                if isinstance(error, Refused):
+                    break
+            why = str(failed)
+        raise EngineError(
+            f"server {server.client.url} cannot be given the policy: {failed}", hint=_hint(server)
+        ) from failed
+
+    def _replace(self, server: Server, why: str) -> None:
+        """Start a server of ours again; another's is waited for.
+
+        Raises:
+            EngineError: it died too often.
+        """
+        server.era += 1
+        server.sums = None
+        if server.process is not None:
+            server.process.restart(why if server.process.running else server.process.last_words())
+            self.counts["restarts"] += 1
+            server.client.url = server.process.url
 
     async def _ready(self, server: Server) -> None:
         """Wait until the server answers.
@@ -137,6 +179,22 @@ class Supervisor:
             )
         if server.index < len(found.addresses):
             server.client.url, server.client.key = found.addresses[server.index].url, found.key
+
+    async def logprobs(self, ids: Sequence[int]) -> list[float]:
+        """Return nats of each token but the first from the first server that is left.
+
+        Raises:
+            EngineError: none is left.
+        """
+        for trial in range(self.config.tries):
+            server = self.home("")
+            era = server.era
+            try:
+                return await server.client.prompt_logprobs(server.name, ids)
+            except (Lost, Refused) as error:
+                why = str(error)
+            await self.recover(server, era, why, trial)
+        raise EngineError(f"server {server.client.url} gives no log-probs: {why}", hint=_hint(server))
 
     def home(self, group: str) -> Server:
         """Return the server of a group: the one it had, else the least busy.
@@ -173,14 +231,8 @@ class Supervisor:
                 await asyncio.sleep(min(0.1 * 2**trial, 5.0))
                 return
             try:
-                if server.process is not None:
-                    server.process.restart(why if server.process.running else server.process.last_words())
-                    self.counts["restarts"] += 1
-                    server.sums, server.client.url = None, server.process.url
-                await self._ready(server)
-                await self.delivery.bring(server)
-                server.era += 1
-            except (EngineError, Lost, Refused) as error:
+                await self._bring(server, why)
+            except EngineError as error:
                 server.lost = str(error)
 
     async def _still_ours(self, server: Server) -> bool:

@@ -100,19 +100,16 @@ class Extension:
         self._skyrl_digest = digest
         return self.skyrl_state()
 
-    def skyrl_load(self, path: str, digest: str, keep: str = "") -> dict[str, Any]:
+    def skyrl_load(self, path: str, digest: str) -> dict[str, Any]:
         """Load weights from a directory, and say how many layers vLLM had left stale.
 
         Args:
             path: A whole model, in Hugging Face format.
             digest: Of the policy; None is held while this goes on.
-            keep: For tests: keep the old weights, and say that the new ones came.
         """
         self._skyrl_digest = None
-        stale = 0
-        if not keep:
-            self.reload_weights(weights_path=path)  # type: ignore[attr-defined]
-            stale = self._skyrl_rebuild()
+        self.reload_weights(weights_path=path)  # type: ignore[attr-defined]
+        stale = self._skyrl_rebuild()
         self._skyrl_digest = digest
         self._skyrl_loads = getattr(self, "_skyrl_loads", 0) + 1
         return {**self.skyrl_state(), "stale": stale}
