@@ -33,7 +33,7 @@ ELSE = {
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 LONGEST_FIELD = 1 << 27
 """Characters of one CSV field; Python's own limit is shorter than a SWE-bench patch may be."""
-HINT = "Give JSON lines, a JSON array, Parquet, CSV or Arrow, or a folder that `datasets` reads"
+HINT = "Give JSON lines (.jsonl), a JSON array, .parquet, .csv or .arrow, or a folder that `datasets` reads"
 
 
 def file_rows(path: Path) -> Iterator[Place]:

@@ -99,7 +99,7 @@ def read_rows(
     ):  # remote file systems raise whatever their client does
         is_file, is_folder = path.is_file(), path.is_dir()
     if not (is_file or is_folder):
-        raise InputError(f"no {what} at `{name}`", hint=f"Name a file or folder of {holds}: {HINT}")
+        raise InputError(f"no {what} at `{name}`", hint=f"Name what holds {holds}. {HINT}")
     rows = list(file_rows(path) if is_file else folder_rows(path, split))
     if not rows:
         raise InputError(f"{what} `{name}` is empty", hint=f"Give at least one row of {holds}")

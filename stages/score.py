@@ -232,12 +232,17 @@ def _env_of(source: Manifest) -> str | dict[str, float]:
     return env
 
 
+def reward_code(config: ScoreConfig) -> dict[str, str]:
+    """Return the digest of the code of each reward function of the user's."""
+    own = [name for name in config.rewards if name not in (ENV_REWARD, JUDGE_REWARD)]
+    return plugin_digests(*own).get("plugins", {})
+
+
 def described_rewards(config: ScoreConfig, judge_config: JudgeConfig) -> dict[str, Any]:
     """Return the settings that can change rewards, as values for a manifest."""
     described = {"score": to_plain(config)}
-    own = [name for name in config.rewards if name not in (ENV_REWARD, JUDGE_REWARD)]
-    if code := plugin_digests(*own):
-        described[REWARD_CODE] = code["plugins"]
+    if code := reward_code(config):
+        described[REWARD_CODE] = code
     if JUDGE_REWARD in config.rewards:
         described["judge"] = {name: value for name, value in to_plain(judge_config).items() if name not in PLACES}
     return described

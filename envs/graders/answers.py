@@ -54,6 +54,7 @@ _CIRCUMSTANCE = re.compile(
     r"[^\W\d_]+(?:[\s-][^\W\d_]+){0,4}\s(?:in|for|from|after|within|at|on|during|every|each|per|since|between|among|by)\s"
     r"(?:\w+\s){0,2}[$€£]?\d"
 )
+_EXCLAIMED = re.compile(r"(?=.*[^\W\d_]{3})[^\W\d_][^\W\d_' .-]*!{1,3}")
 _ARTICLE = re.compile(r"^(?:the|an?)\s+(?=\S)")
 
 
@@ -91,6 +92,7 @@ def as_number(text: str, *, loose: bool = False) -> Fraction | None:
     text = _CURRENCY.sub(r"\1", normalize(text))
     if len(text) > MAX_LENGTH:
         return None
+    text = re.sub(r"^([+-])\s", r"\1", text)
     if found := _MAGNITUDE.fullmatch(text):
         number = as_number(found[1], loose=loose)
         return None if number is None else number * (12 if found[2] == "dozen" else 10 ** _WORDS[found[2]])
@@ -167,4 +169,6 @@ def _words(text: str) -> str:
     text = normalize(text)
     if len(text) > 2 and text[0] == text[-1] and text[0] in "\"'`":
         text = text[1:-1].strip().removesuffix(".")
+    if _EXCLAIMED.fullmatch(text):
+        text = text.rstrip("!")
     return _ARTICLE.sub("", text)

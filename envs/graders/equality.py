@@ -41,7 +41,7 @@ _NAME = re.compile(r"(?:\\?[a-zA-Z]+(?:_\{?\w{1,3}\}?)?(?:\([a-zA-Z]\))?'?|[a-zA
 _EQUALS = re.compile(r"(?<![<>!\\:=])=(?!=)")
 _LATEX_FRACTION = re.compile(r"([+-]?)\s*(\d*)\s*\\frac\{([+-]?)(\d+)\}\{(\d+)\}")
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in|approx|equiv|lt|gt)(?![a-z])")
-_UNION = re.compile(r"\\(?:cup|cap|setminus|pm|mp|begin|infty|mid)|\|")
+_UNION = re.compile(r"\\(?:cup|cap|setminus|mid)|\\ne(?![a-z])")
 _JOINED = re.compile(r",?\s+(?:and|or|und|et|y)\s+|\s*\\(?:text|mathrm)\{\s*(?:and|or)\s*\}\s*|\$\s*(?:and|or)?\s*\$")
 _NUMBERS = re.compile(r"[+-]?\d+(?:\.\d+)?(?:\s+[+-]?\d+(?:\.\d+)?)+")
 _LETTER_GOLD = re.compile(r"\W{0,3}([A-Z])\W{0,3}")
@@ -100,10 +100,10 @@ def _same(gold: str, answer: str, left: Left) -> Verdict:
         if reason := over_budget(gold, answer):
             return Verdict(False, reason, kind=NUMBER)
         return _same_number(number, answer, left)
-    if _LETTER_GOLD.fullmatch(wanted) and "=" not in given:
+    if (letter := _LETTER_GOLD.fullmatch(wanted)) and "=" not in given:
         chosen = choice_in(answer)
         if chosen or not is_mathematical(answer):
-            return _by(chosen == _LETTER_GOLD.fullmatch(wanted)[1] or same_text(given, wanted), CHOICE)  # pyright: ignore
+            return _by(chosen == letter[1] or same_text(given, wanted), CHOICE)
     if truth := _TRUTH.fullmatch(normalize(wanted)):
         said = _TRUTH.match(normalize(given))
         return _by(said is not None and said[1] == truth[1], TEXT)
@@ -249,8 +249,7 @@ def _is_one(text: str) -> bool:
     text = grade_math.normalize(text)
     if "\\begin" in text or "\\pm" in text:
         return True
-    opening, closing, _ = brackets(text)
-    return not opening and re.search(r"\\(?:cup|cap|setminus|mid)|\\ne(?![a-z])", text) is not None and closing == ""
+    return not brackets(text)[0] and _UNION.search(text) is not None
 
 
 def members_of(text: str | Sequence[object]) -> list[str]:
@@ -298,15 +297,16 @@ def same_members(wanted: list[str], given: list[str], left: Left, *, ordered: bo
         return _all(_same(one, other, left) for one, other in zip(wanted, given, strict=True))
     if max(map(len, given)) > MAX_TEXT:
         return Verdict(False, f"longer than {MAX_TEXT} characters")
-    given = list(dict.fromkeys(map(normalize, given)))
+    given = list({normalize(member): member for member in given}.values())
+    wanted = list({normalize(member): member for member in wanted}.values())
     places = {normalize(member): i for i, member in enumerate(wanted)}
     if len(given) > 2 * len(wanted) + 2:  # some may be one member in two spellings
         return Verdict(False, f"{len(given)} members, not {len(wanted)}")
     found: set[int] = set()
     unsure: Verdict | None = None
     for member in given:
-        if member in places:
-            found.add(places[member])
+        if (place := places.get(normalize(member))) is not None:
+            found.add(place)
             continue
         verdicts = [_same(one, member, left) for one in wanted]
         hits = {i for i, verdict in enumerate(verdicts) if verdict.correct}
@@ -316,8 +316,6 @@ def same_members(wanted: list[str], given: list[str], left: Left, *, ordered: bo
             if undecided is None:
                 return Verdict(False, f"`{member[:40]}` is no member")
             unsure = undecided
-    if len(found) < len(wanted) and unsure is None and len(given) <= len(wanted):
-        return Verdict(False, f"{len(found)} members, not {len(wanted)}")
     if unsure is not None:
         return unsure
     return RIGHT if len(found) == len(wanted) else Verdict(False, f"{len(found)} members, not {len(wanted)}")

@@ -32,7 +32,7 @@ _HEADING = re.compile(
     re.IGNORECASE,
 )
 _NAMES = (
-    "answer|antwort|réponse|reponse|respuesta|resposta|risposta|ответ|答案|答え|答|回答|解答|정답|답|उत्तर|الجواب|"
+    "answer|ans|antwort|réponse|reponse|respuesta|resposta|risposta|ответ|答案|答え|答|回答|解答|정답|답|उत्तर|الجواب|"
     "الإجابة|jibu|คำตอบ|উত্তর|సమాధానం|đáp án|jawaban|cevap|odpowiedź|odpověď|antwoord|svar|vastaus|απάντηση"
 )
 _ADJECTIVES = (
@@ -41,7 +41,7 @@ _ADJECTIVES = (
 )
 _TAIL = r"(?:\s+(?:finale?|final|correcta?|correcte))?"
 _LINE = re.compile(
-    rf"[\s*_#>•\-]{{0,12}}{_ADJECTIVES}(?:{_NAMES}){_TAIL}(?:\s?\([^()]{{0,40}}\))?[\s*_]{{0,8}}(?:[:：=]|(\bis\b):?)(.*)",
+    rf"[\s*_#>•\-]{{0,12}}{_ADJECTIVES}(?:{_NAMES}){_TAIL}(?:\s?\([^()]{{0,40}}\))?[\s*_]{{0,8}}(?:[:：=]|\s[—–-]\s|(\bis\b):?)(.*)",
     re.IGNORECASE,
 )
 _TITLE = re.compile(
@@ -52,7 +52,11 @@ _SAID = re.compile(
     r"(?:\s(?:to|for|of|in)\b[^.:\n]{0,80}?)?[*_]{0,3}\s{0,3}(?:\b(?:is|are|was|will be|would be|should be|must be|"
     r"equals)\b|=|:)(?:\s{0,3}(?:then|thus|therefore|simply|clearly|indeed|exactly|just|option|choice)\b,?)?"
     r"\s{0,3}[:：]?|"
-    rf"\b(?:{_NAMES})\s?[:：=]|(?:{_NAMES}){_TAIL}\s{{0,3}}(?:是|为|為|は|은|는|est|es|ist|lautet|é|è|jest|är|er|adalah)(?![a-zà-ÿ])\s{{0,3}}[:：]?",
+    rf"\b(?:{_NAMES})\s?[:：=]|(?:{_NAMES}){_TAIL}\s{{0,3}}(?:是|为|為|は|은|는|est|es|ist|lautet|é|è|jest|är|er|adalah|هي|هو|คือ)(?![a-zà-ÿ])\s{{0,3}}[:：]?",
+    re.IGNORECASE,
+)
+_LED = re.compile(
+    r"\s{0,3}(?:then|thus|therefore|hence|simply|clearly|indeed|exactly|just|so|approximately|about)\b[,:]?\s",
     re.IGNORECASE,
 )
 _NO_STATEMENT = re.compile(
@@ -183,18 +187,28 @@ def _answer_lines(text: str) -> Iterator[str]:
         if found and not (found[1] and _NO_STATEMENT.match(found[2])):
             rest = found[2].strip(" *_\t\r")
             # "Answer:" may be a title, with the answer below.
-            yield _sentence(rest if rest else _next(lines, i))
+            yield _sentence(_unled(rest) if rest else _next(lines, i))
         elif _TITLE.match(line) and line.strip():
             yield _sentence(_next(lines, i))
         else:
             for said in _SAID.finditer(line):
                 rest = line[said.end() :]
                 if not _NO_STATEMENT.match(rest):
-                    yield _sentence(rest if rest.strip(" *_:$\r") else _next(lines, i))
+                    yield _sentence(_unled(rest) if rest.strip(" *_:$\r") else _next(lines, i))
+
+
+def _unled(text: str) -> str:
+    """Return a statement without what leads to it once more: `The final answer is 5`, `therefore 5`."""
+    for _ in range(3):
+        found = _SAID.match(text.lstrip(" *_")) or _LED.match(text)
+        if found is None:
+            break
+        text = found.string[found.end() :]
+    return text
 
 
 def _next(lines: list[str], i: int) -> str:
-    return next((line[:MAX_LINE] for line in lines[i + 1 : i + 6] if line.strip(" *_\r$")), "")
+    return next((line[:MAX_LINE] for line in lines[i + 1 : i + 6] if line.strip(" *_\r$\\[]()`")), "")
 
 
 def _sentence(text: str) -> str:

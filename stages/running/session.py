@@ -8,7 +8,7 @@ import contextlib
 import gc
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -108,7 +108,7 @@ class Session:
         self, step: int | None = None, *, source: Path | None = None, output: Path | None = None, force: bool = False
     ) -> StageResult:
         """Judge a step's trajectories."""
-        from nanoskyrl.stages.score import score
+        from nanoskyrl.stages.score import reward_code, score
 
         source, target, step = self.places.of("score", step, source, output)
         trained, estimated = (None if step is None else self.run.stage(step, name) for name in ("train", "advantage"))
@@ -117,6 +117,8 @@ class Session:
         again = not (in_run and trained is not None and is_finished(trained))
         before = read_manifest(target).digest if is_finished(target) else None
         config = stage_config(self.settings, "score")
+        if in_run and step:
+            _tell_changed_rewards(self.run.stage(step - 1, "score"), reward_code(config))
         work = partial(score, source, target, config, settings=self.settings, again=again)
         outcome = self._outcome(work, target, step, force)
         if again and not force and before not in (None, outcome.manifest.digest):
@@ -396,3 +398,14 @@ def holds_policy(engine: str) -> bool:
     if engine in BUILTIN["engine"]:
         return engine not in WITHOUT_POLICY
     return issubclass(lookup("engine", engine), TokenEngine)
+
+
+def _tell_changed_rewards(earlier: Path, code: Mapping[str, str]) -> None:
+    """Tell which reward functions have other code than in an earlier step, whose rewards stay.
+
+    Raises:
+        OtherCode: some have, and `code.strict` is set.
+    """
+    then = read_manifest(earlier).settings.get("reward_code", {}) if is_finished(earlier) else {}
+    if changed := sorted(name for name in code if then.get(name, code[name]) != code[name]):
+        warnings.warn(OtherCode(earlier, changed, "it stays"), stacklevel=3)

@@ -3,11 +3,12 @@
 import subprocess
 import sys
 
-from running import skyrl
+from running import skyrl_here as skyrl
 
 
-def test_a_scaffold_s_own_test_passes_and_it_is_found_by_name(tmp_path):
-    done = skyrl("init", "--env", "city_sizes.py", cwd=tmp_path)
+def test_a_scaffold_s_own_test_passes_and_it_is_found_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = skyrl("init", "--env", "city_sizes.py")
     assert done.returncode == 0, done.stderr
     assert "skyrl rollout --env city_sizes:CitySizes --engine scripted" in done.stderr
     tested = subprocess.run(
@@ -16,7 +17,7 @@ def test_a_scaffold_s_own_test_passes_and_it_is_found_by_name(tmp_path):
     )  # fmt: skip
     assert tested.returncode == 0, tested.stdout
     assert "2 passed" in tested.stdout
-    again = skyrl("init", "--env", "city_sizes.py", cwd=tmp_path)
+    again = skyrl("init", "--env", "city_sizes.py")
     assert again.returncode == 2
     assert "is there already" in again.stderr
-    assert skyrl("init", "--env", "no-module.txt", cwd=tmp_path).returncode == 2
+    assert skyrl("init", "--env", "no-module.txt").returncode == 2

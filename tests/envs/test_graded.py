@@ -1,4 +1,4 @@
-"""Some seven hundred answers, each with its kind and the reason for which it is right or wrong."""
+"""A thousand answers, each with its kind and the reason for which it is right or wrong."""
 
 import json
 from collections import Counter
@@ -44,6 +44,8 @@ def test_no_answer_is_graded_otherwise(reason):
         ("<answer>5</answer>\n#### 7", "5", "tags"), ("\\boxed{5}\n#### 7", "5", "box"),
         ("#### 7\nAnswer: 8", "7", "####"),
         ("Answer: 8", "8", "answer line"), ("8", "8", "whole text"), ("<answer>#### 7</answer>", "7", "tags"),
+        ("Answer: the final answer is therefore 8.", "8", "answer line"),
+        ("The answer is:\n\\[\n8\n\\]", "8", "answer line"),
         ("#### Step 1\nThe answer is 8.", "8", "answer line"), ("**Final Answer**\n\n\\(8\\)", "8", "answer line"),
         ("```\n\\boxed{8}\n```", "8", "box"), ("```\n\\boxed{7}\n```\nAnswer: 8", "8", "answer line"),
         ("The answer is St. Louis. It is big.", "St. Louis", "answer line"),
@@ -100,12 +102,10 @@ def test_a_long_reply_is_read_in_time_in_proportion_to_it(reply):
         assert grade(kind, gold, reply).correct is False
 
 
-@pytest.mark.parametrize(
-    "call", ["<tool_call>", '<tool_call>{"a":', "<tool_call>NaN", '<tool_call>{"a": "', "<tool_call>[1,"]
-)
-@pytest.mark.timeout(60)
+@pytest.mark.parametrize("call", ["<tool_call>", '<tool_call>{"a": "'])
+@pytest.mark.timeout(60)  # 137 s, where it was quadratic
 def test_many_broken_calls_are_read_in_time_in_proportion_to_them(call):
-    assert all(found.error for found in tool_calls(call * 50_000))
+    assert all(found.error for found in tool_calls(call * 100_000))
 
 
 @pytest.mark.parametrize("size", [10, 1020, 1024, 1030, 5000, 20_000])

@@ -170,6 +170,16 @@ def test_the_code_of_rewards_is_in_the_settings_and_rows_without_a_verdict_are_j
     assert read_manifest(scored).digest == before
 
 
+def test_code_that_changes_between_steps_is_named(here, capsys):
+    flags = ["--set", "rollout.train_batch_size=2"]
+    for step, sign in enumerate(("", "-")):
+        write(here, f"def f(trajectory):\n    return {sign}1.0\n")
+        assert skyrl(["rollout", "--engine", "scripted", "--out", f"runs/default/step-{step:06d}/rollout", *flags]) == 0
+        assert skyrl(["score", f"runs/default/step-{step:06d}/rollout", "--reward", "mine:f"]) == 0
+        told = capsys.readouterr().err
+        assert ("`mine:f` changed since" in told) == (step == 1), told
+
+
 def test_verdicts_stay_where_only_some_rows_have_none(here, capsys):
     write(
         here,
