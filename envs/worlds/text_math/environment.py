@@ -113,9 +113,11 @@ class TextMath:
 class TextMathEpisode:
     """Ask, and end with the first reply."""
 
-    def __init__(self, reasoning_marks: Marks) -> None:
+    _grader: str | None = None
+    _marks: Marks = REASONING  # of the class, for subclasses that do not call this constructor
+
+    def __init__(self, reasoning_marks: Marks = REASONING) -> None:
         """Begin without a question."""
-        self._grader: str | None = None
         self._marks = reasoning_marks
 
     def reset(self, task: Task, seed: int) -> Observation:
