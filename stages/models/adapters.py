@@ -16,7 +16,7 @@ from torch import nn
 from nanoskyrl.stages.core.errors import SettingsError, did_you_mean, told_as
 from nanoskyrl.stages.models.packing import hidden_states, is_packing, pack_of
 from nanoskyrl.stages.models.policy import STARTER, STARTER_DIRECTORY, first_line, is_adapter, read_info
-from nanoskyrl.stages.models.rows_alone import a_, decoder_of, embeddings_of
+from nanoskyrl.stages.models.rows_alone import a_, decoder_of, embeddings_of, whole_weights
 
 MAMBAS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 """Families whose fused kernels read `out_proj` past an adapter; peft refuses it there."""
@@ -247,7 +247,8 @@ def with_adapters(model: Any, policy: Path, settings: LoraSettings, *, seed: int
         model = make(model.unload(), [name for name in targets.modules if name not in lost])
     model.peft_config["default"].base_model_name_or_path = _base_name(info.source, policy)
     if targets.parameters:
-        _check_reached(model)
+        with whole_weights(model):
+            _check_reached(model)
     return model
 
 
