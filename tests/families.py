@@ -16,6 +16,7 @@ from nanoskyrl.stages.engines.base import HfConfig, Request, SamplingParams
 from nanoskyrl.stages.engines.hf import HfEngine
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.train_config import OptimizerConfig
+from nanoskyrl.stages.models.adapters import Targets
 from nanoskyrl.stages.models.loading import load_model
 from nanoskyrl.stages.models.logprobs import sequence_logprobs
 from nanoskyrl.stages.models.packing import check_padding, prepare_packing
@@ -195,7 +196,11 @@ def adapters(policy: Path) -> str:
     except NanoskyrlError as error:
         return f"refused: {error}"
     parameters = any(hasattr(module, "parameter_name") for module in learner.model.modules())
-    return "layers and experts" if parameters else "layers"
+    base = learner.model.get_base_model()
+    dense = {name.rpartition(".")[2] for name in Targets.of(base).modules}
+    lost = dense - {name.rpartition(".")[2] for name, module in base.named_modules() if hasattr(module, "lora_A")}
+    without = f", not the {' and '.join(sorted(lost))} of others" if lost else ""
+    return f"layers and experts{without}" if parameters else "layers"
 
 
 # The table of docs/models.md

@@ -50,6 +50,7 @@ from nanoskyrl.stages.models.policy import (
     read_info,
     write_info,
 )
+from nanoskyrl.stages.models.rows_alone import whole_weights
 from nanoskyrl.stages.models.throughput import device_peak, training_flops
 from nanoskyrl.stages.models.write_policy import write_policy
 
@@ -164,8 +165,9 @@ class Learner:
         self.parameters = count_parameters(find_base(policy) if is_adapter(policy) else policy) or sum(
             p.numel() for p in self.model.parameters()
         )
-        alone = check_padding(self.model)
-        self.packed = self.config.packing and prepare_packing(self.model, alone)
+        with whole_weights(self.model):
+            alone = check_padding(self.model)
+            self.packed = self.config.packing and prepare_packing(self.model, alone)
         lora = LoraSettings(
             rank=self.config.lora_rank, alpha=self.config.lora_alpha, targets=self.config.lora_targets,
             exclude=self.config.lora_exclude, rslora=self.config.lora_rslora, dropout=self.config.lora_dropout,

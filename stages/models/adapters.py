@@ -16,7 +16,7 @@ from torch import nn
 from nanoskyrl.stages.core.errors import SettingsError, did_you_mean, told_as
 from nanoskyrl.stages.models.packing import hidden_states, is_packing, pack_of
 from nanoskyrl.stages.models.policy import STARTER, STARTER_DIRECTORY, first_line, is_adapter, read_info
-from nanoskyrl.stages.models.rows_alone import decoder_of, embeddings_of
+from nanoskyrl.stages.models.rows_alone import a_, decoder_of, embeddings_of, whole_weights
 
 MAMBAS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 """Families whose fused kernels read `out_proj` past an adapter; peft refuses it there."""
@@ -57,7 +57,8 @@ def rank_of(model: Any, settings: LoraSettings = LoraSettings()) -> int | None:
     ]
     if settings.targets or settings.exclude:
         found = Targets.of(model.get_base_model(), settings.targets, settings.exclude)
-        pairs.append(("targets", sorted(_adapted(model)), sorted((*found.modules, *found.parameters))))
+        has = set(_adapted(model))
+        pairs.append(("targets", sorted(has), sorted({*found.modules, *found.parameters} - _lost(found, has))))
     for name, has, asked in pairs:
         if asked is not None and asked != has:
             raise SettingsError(
@@ -67,6 +68,15 @@ def rank_of(model: Any, settings: LoraSettings = LoraSettings()) -> int | None:
                 hint=f"Go on with its {name}, or begin another run",
             )
     return adapters.r
+
+
+def _lost(targets: "Targets", adapted: set[str]) -> set[str]:
+    """Return the layers that peft leaves out: where it knows experts under older names, such as gate_proj, it takes
+    layers of shared experts and dense blocks for those, and adapts the experts in their place."""
+    if not targets.parameters:
+        return set()
+    ends = {name.rpartition(".")[2] for name in adapted if name not in targets.parameters}
+    return {name for name in targets.modules if name not in adapted and name.rpartition(".")[2] not in ends}
 
 
 def _adapted(model: Any) -> Iterator[str]:
@@ -121,7 +131,7 @@ class Targets:
                 if not any(_fits(each, name) for each in (*linear, *experts)):
                     ends = sorted({each.rpartition(".")[2] for each in (*linear, *experts)})
                     raise SettingsError(
-                        f"`train.lora_{setting}` names `{name}`, which is no layer of a {type(base).__name__}",
+                        f"`train.lora_{setting}` names `{name}`, which is no layer of {a_(base)}",
                         hint=did_you_mean(name, ends) or f"There are {', '.join(ends)}",
                     )
 
@@ -213,18 +223,32 @@ def with_adapters(model: Any, policy: Path, settings: LoraSettings, *, seed: int
             f"`train.lora_dropout` is {settings.dropout}, and adapters of experts have none",
             hint="Set it to 0, or leave experts out with `train.lora_exclude`",
         )
-    torch.manual_seed(seed)
-    made = LoraConfig(
-        r=rank, lora_alpha=alpha, lora_dropout=settings.dropout, use_rslora=settings.rslora, task_type="CAUSAL_LM",
-        target_modules=targets.modules, target_parameters=targets.parameters or None,
-    )  # fmt: skip
-    # In the base's type: products in float32 would cost more than all other work of the adapters. The optimizer
-    # steps float32 copies.
-    with told_as(SettingsError, "peft makes no such adapters", ValueError, TypeError, NotImplementedError, hint=HINT):
-        model = get_peft_model(model, made, autocast_adapter_dtype=False)
+
+    def make(base: Any, modules: list[str]) -> Any:
+        torch.manual_seed(seed)
+        made = LoraConfig(
+            r=rank, lora_alpha=alpha, lora_dropout=settings.dropout, use_rslora=settings.rslora, task_type="CAUSAL_LM",
+            target_modules=modules, target_parameters=targets.parameters or None,
+        )  # fmt: skip
+        # In the base's type: products in float32 would cost more than all other work of the adapters. The optimizer
+        # steps float32 copies.
+        with told_as(
+            SettingsError, "peft makes no such adapters", ValueError, TypeError, NotImplementedError, hint=HINT
+        ):
+            return get_peft_model(base, made, autocast_adapter_dtype=False)
+
+    base, model = model, make(model, targets.modules)
+    if lost := _lost(targets, set(_adapted(model))):
+        if settings.targets:
+            raise SettingsError(
+                f"peft puts no adapters on `{sorted(lost)[0]}` of {a_(base)}: it takes the name for one of an expert's",
+                hint="Leave such layers out of `train.lora_targets`",
+            )
+        model = make(model.unload(), [name for name in targets.modules if name not in lost])
     model.peft_config["default"].base_model_name_or_path = _base_name(info.source, policy)
     if targets.parameters:
-        _check_reached(model)
+        with whole_weights(model):
+            _check_reached(model)
     return model
 
 
@@ -260,7 +284,7 @@ def _check_reached(model: Any) -> None:
         unreached, why = wrapped[0][0], f" ({type(error).__name__}: {first_line(error)})"
     if unreached:
         raise SettingsError(
-            f"a {type(base).__name__} does not compute through adapters on `{unreached}`{why}",
+            f"{a_(base)} does not compute through adapters on `{unreached}`{why}",
             hint=f"Leave them out: `train.lora_exclude = {[_end(unreached)]}`",
         )
 

@@ -5,6 +5,8 @@ is asked of a model here takes milliseconds, once a load, and does not depend on
 having read its code: a way that gives other numbers is not taken, or the model is refused.
 """
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +35,19 @@ class RowsAlone:
         """Return all rows as one batch padded on the right, and its mask; [B, T] each."""
         mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in self.rows], batch_first=True)
         return torch.nn.utils.rnn.pad_sequence(self.rows, batch_first=True), mask
+
+
+@contextlib.contextmanager
+def whole_weights(model: Any) -> Iterator[None]:
+    """Hold weights whole that ZeRO-3 cuts up among processes: after its first model, others are loaded in pieces."""
+    cut = [parameter for parameter in model.parameters() if hasattr(parameter, "ds_id")]
+    if not cut:
+        yield
+        return
+    import deepspeed  # type: ignore[import-not-found]
+
+    with deepspeed.zero.GatheredParameters(cut):
+        yield
 
 
 def run_alone(model: Any) -> RowsAlone:

@@ -40,7 +40,10 @@ def write_policy(
     if gathered is not None:
         whole["state_dict"] = gathered
     if adapter:  # a set, which every process would write in an order of its own
-        model.peft_config["default"].target_modules = sorted(model.peft_config["default"].target_modules or ())
+        config = model.peft_config["default"]
+        config.target_modules = sorted(config.target_modules or ())
+        if config.target_parameters:
+            config.target_parameters = sorted(config.target_parameters)
     make_directory(policy)
     with (
         write_errors(policy, SafetensorError),

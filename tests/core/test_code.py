@@ -60,7 +60,7 @@ def test_plug_ins_that_settings_do_not_name_are_no_part_of_it():
     assert "nanoskyrl.envs.worlds.text_math.environment" not in found
 
 
-@pytest.mark.parametrize("stage", ["rollout", "train"])
+@pytest.mark.parametrize("stage", ["train"])
 def test_a_comment_in_any_module_changes_nothing(package, stage):
     before = code_of(stage, ROLLOUT)
     for path in package.rglob("*.py"):

@@ -108,6 +108,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bytes(whole, stage, count, tmp
     assert same_bytes(whole, tmp_path / "run") == []
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_between_steps_goes_on_with_the_same_bytes(whole, tmp_path):
     root = tmp_path / "run"
     loop(Run(root), merge(MIXED, {"loop": {"steps": 1, "eval_every": 2}}))

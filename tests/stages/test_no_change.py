@@ -20,7 +20,7 @@ LORA = {"train": {"lora_rank": 4}}
         (merge(LORA, {"train": {"lr_warmup_steps": 1}}), [False, True]),
         # Greedy enough that all attempts of a group are alike, so that no advantage is left.
         (merge(LORA, {"rollout": {"temperature": 1e-3}}), [False, False]),
-        ({"train": {"lr": 0.0}}, [False, False]),
+        pytest.param({"train": {"lr": 0.0}}, [False, False], marks=pytest.mark.slow),
     ],
     ids=["rate 0", "warm-up", "rewards alike", "whole model"],
 )
