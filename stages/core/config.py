@@ -305,6 +305,24 @@ def to_plain(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config) if config is not None else {}
 
 
+def with_later_keys(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return recorded settings in which every key that came since has its default, by which they were made.
+
+    Args:
+        recorded: Tables of a run or a manifest.
+        wanted: Tables of now; keys that they do not have are not added.
+    """
+    found = dict(recorded)
+    for table, keys in wanted.items():
+        held = recorded.get(table)
+        if not isinstance(held, Mapping) or not isinstance(keys, Mapping):
+            continue
+        later = keys.keys() - held.keys()
+        if later and (config := config_class(table)) is not None:
+            found[table] = {**held, **{key: value for key, value in to_plain(config()).items() if key in later}}
+    return found
+
+
 @functools.cache
 def field_docs(config: type) -> dict[str, str]:
     """Return what the text below each field of a settings dataclass says."""

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from nanoskyrl.stages.core.code import OtherCode, changed_modules, code_of
+from nanoskyrl.stages.core.config import with_later_keys
 from nanoskyrl.stages.core.digests import digest_file
 from nanoskyrl.stages.core.errors import ConflictError, OutputError
 from nanoskyrl.stages.core.manifest import (
@@ -199,7 +200,10 @@ def _refuse_difference(
     wanted = dataclasses.asdict(head) | ({"packages": _packages()} if packages else {})
     if found.get("schema_version") == 1:  # which knew a plug-in by the bytes of its file
         wanted["settings"] = wanted["settings"] | {k: v for k, v in found["settings"].items() if k == "plugins"}
-    difference = first_difference(wanted, {key: found.get(key) for key in wanted})
+    recorded = {key: found.get(key) for key in wanted}
+    if isinstance(recorded["settings"], Mapping):
+        recorded["settings"] = with_later_keys(recorded["settings"], wanted["settings"])
+    difference = first_difference(wanted, recorded)
     if difference:
         name, now, then = difference
         raise ConflictError(

@@ -13,7 +13,7 @@ from typing import Any
 
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.eval.prices import read_prices
-from nanoskyrl.stages.core.config import Settings, merge, plugin_config, stage_config, to_plain
+from nanoskyrl.stages.core.config import Settings, merge, plugin_config, stage_config, to_plain, with_later_keys
 from nanoskyrl.stages.core.errors import ConflictError, InputError, check_numbers, told_as
 from nanoskyrl.stages.core.manifest import first_difference
 from nanoskyrl.stages.core.metrics import MetricsLog, latest, read_metrics
@@ -213,6 +213,7 @@ def _check_settings(run: Run, resolved: dict[str, Any]) -> None:
         kept = json.loads(path.read_bytes()) if path.is_file() else resolved
         if not isinstance(kept, dict):
             raise ValueError("it holds no table")
+    kept = with_later_keys(kept, resolved)
     difference = first_difference(_choices(resolved), _choices(kept)) or first_difference(resolved, kept)
     if difference:
         name, now, then = difference

@@ -107,7 +107,9 @@ def test_memory_of_servers_is_their_share_of_the_gpu(tmp_path, gpus, monkeypatch
         return {name.removeprefix("generation: "): value for name, value in found.items() if "generation:" in name}
 
     one = of(servers_per_gpu=1)
-    assert one["in all"] == pytest.approx(69.5 * GIB, rel=1e-4)  # 72, less half of what is spared for what nobody counts
+    assert one["in all"] == pytest.approx(
+        69.5 * GIB, rel=1e-4
+    )  # 72, less half of what is spared for what nobody counts
     assert one["keys and values"] > 60 * GIB
     named = of(servers_per_gpu=3, kv_cache_gib=4.0)
     assert named["keys and values"] == 12 * GIB

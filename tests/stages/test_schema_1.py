@@ -14,6 +14,7 @@ from running import ROOT, as_flags, skyrl
 
 from nanoskyrl.stages.core.manifest import is_finished, read_manifest
 from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.models.policy import STARTER_DIRECTORY
 
 LAST = "306e4ba"
 """The commit whose code makes the run."""
@@ -89,7 +90,10 @@ def test_a_run_of_today_holds_the_same_but_for_the_name_of_a_column(old, tmp_pat
     # That code wrote an adapter's layers in an order of its process, so later digests differ from run to run.
     config = Run(tmp_path / "old").stage(0, "train") / "policy" / "adapter_config.json"
     adapter = json.loads(config.read_text())
-    config.write_text(json.dumps({**adapter, "target_modules": sorted(adapter["target_modules"])}, indent=2))
+    changed = {"base_model_name_or_path": str(STARTER_DIRECTORY), "target_modules": sorted(adapter["target_modules"])}
+    config.write_text(json.dumps({**adapter, **changed}, indent=2))
+    info = config.with_name("policy.json")
+    info.write_text(json.dumps({**json.loads(info.read_text()), "merged": None}, sort_keys=True) + "\n")
     steps = [Run(tmp_path / name).step(0) for name in ("old", "new")]
     compare = [sys.executable, ROOT / "benchmarks" / "same_columns.py", *steps]
     compared = subprocess.run(compare, capture_output=True, text=True, check=False)
