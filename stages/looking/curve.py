@@ -1,6 +1,7 @@
 """A run's learning curve as plain text, and one line for each step while it runs."""
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from nanoskyrl.stages.core.manifest import is_finished
@@ -9,8 +10,8 @@ from nanoskyrl.stages.core.runs import EVALUATIONS, Run
 
 WIDTH, HEIGHT = 72, 16
 BAR = 20
-ENVIRONMENT = re.compile("reward/.+/success")
-"""Success of one of several environments, among the numbers of `score`."""
+_ENVIRONMENT = re.compile("reward/(?!part/)(.+)/success")
+"""Success of one of several environments, among the numbers of `score`; `part/` begins the name of a reward's part."""
 
 
 def report_line(step: int, numbers: dict[str, Any]) -> str:
@@ -25,13 +26,17 @@ def report_line(step: int, numbers: dict[str, Any]) -> str:
     success = numbers.get("reward/success")
     bar = "█" * round(BAR * (success or 0.0))
     shown = {"reward": "reward/avg_raw_reward", "entropy": "policy/policy_entropy", "grad": "train/grad_norm"}
-    by_env = [key for key in numbers if ENVIRONMENT.fullmatch(key)]
-    of_envs = "".join(f"  {key.split('/', 1)[1].rpartition('/')[0]} {_percent(numbers[key]).strip()}" for key in by_env)
+    of_envs = "".join(f"  {name} {_percent(numbers[key]).strip()}" for name, key in success_keys(numbers).items())
     rest = "  ".join(f"{name} {_short(numbers.get(key))}" for name, key in shown.items())
     seconds = _short(numbers.get("loop/timing/total"))
     unjudged = numbers.get("score/unjudged")
     why = f"  unjudged: {unjudged}" if unjudged else ""
     return f"step {step:4d}  success {_percent(success)} {bar:<{BAR}}{of_envs}  {rest}  {seconds} s{why}"
+
+
+def success_keys(numbers: Iterable[str]) -> dict[str, str]:
+    """Return the names of the numbers that are the success of one of several environments, by environment."""
+    return {found[1]: key for key in numbers if (found := _ENVIRONMENT.fullmatch(key))}
 
 
 def _percent(value: float | None) -> str:
@@ -76,8 +81,8 @@ def curve(run: Run) -> str:
 
 def _by_environment(lines: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     """Return the points of each environment of a run that has several, by name."""
-    keys = sorted({key for line in latest(lines, "score").values() for key in line if ENVIRONMENT.fullmatch(key)})
-    return {key.split("/", 1)[1].rpartition("/")[0]: _points(lines, key) for key in keys}
+    keys = success_keys(sorted({key for line in latest(lines, "score").values() for key in line}))
+    return {name: _points(lines, key) for name, key in keys.items()}
 
 
 def _points(lines: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:

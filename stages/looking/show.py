@@ -22,7 +22,7 @@ from nanoskyrl.stages.core.runs import STAGES, Run
 from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import Trajectory
-from nanoskyrl.stages.looking.curve import ENVIRONMENT, curve
+from nanoskyrl.stages.looking.curve import curve, success_keys
 from nanoskyrl.stages.looking.preview import advantage_of
 from nanoskyrl.stages.models.policy import count_parameters, is_adapter, policy_digest, policy_files, read_info
 
@@ -62,11 +62,7 @@ def _score_line(manifest: Manifest, output: Path) -> str:
     without = f" ({others})" if others else ""
     unjudged = manifest.facts.get("unjudged")
     why = f"; {unjudged['count']} trajectories: {unjudged['reason']}" if unjudged else ""
-    of_envs = "".join(
-        f", {key.split('/', 1)[1].rpartition('/')[0]} {_number(value)}"
-        for key, value in numbers.items()
-        if ENVIRONMENT.fullmatch(key)
-    )
+    of_envs = "".join(f", {name} {_number(numbers[key])}" for name, key in success_keys(numbers).items())
     return f"{scored} of {manifest.rows_out} rows scored{without}, success {success}{of_envs}, reward {reward}{why}"
 
 

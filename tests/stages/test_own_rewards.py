@@ -13,7 +13,7 @@ from nanoskyrl.stages.core.rows import to_table
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.trajectory import Turn
-from nanoskyrl.stages.looking.curve import report_line
+from nanoskyrl.stages.looking.curve import report_line, success_keys
 from nanoskyrl.stages.running.loop import step_numbers
 from nanoskyrl.stages.score import score_table, summary, weighted
 from nanoskyrl_cli.main import run as skyrl
@@ -194,3 +194,8 @@ def test_verdicts_stay_where_only_some_rows_have_none(here, capsys):
     manifest = read_manifest(scored := Run(here / "runs" / "default").stage(0, "score"))
     assert [reward for table in read_parts(scored, manifest) for reward in table["reward"].to_pylist()] == [1.0] * 4
     assert latest(read_metrics(here / "runs/default/metrics.jsonl"), "score")[0]["reward/part/mine:f"] == 1.0
+
+
+def test_a_part_named_success_is_no_environment():
+    numbers = {"reward/success": 0.5, "reward/part/mine/success": 0.25, "reward/tool_use/success": 0.75}
+    assert success_keys(numbers) == {"tool_use": "reward/tool_use/success"}
