@@ -4,6 +4,7 @@ People's rows and environments bring the shapes of several APIs. What they say i
 lost in silence: text parts are joined, other parts refused; calls get their arguments as objects.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,17 @@ def tidy_messages(messages: Any, *, pictures: bool = False) -> list[dict[str, An
     if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
         raise TypeError(f"{messages!r} is no list of messages")
     return [_tidy(message, f"message {place}", pictures) for place, message in enumerate(messages)]
+
+
+def with_text_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message whose calls have their arguments as JSON text, as OpenAI's API and some templates want them."""
+    if "tool_calls" not in message:
+        return dict(message)
+    calls = []
+    for call in message["tool_calls"]:
+        text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": text}})
+    return {**message, "tool_calls": calls}
 
 
 def _tidy(message: Any, place: str, pictures: bool) -> dict[str, Any]:

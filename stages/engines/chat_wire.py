@@ -11,6 +11,7 @@ from typing import Any
 
 from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END, tool_calls
 from nanoskyrl.envs.base import Message
+from nanoskyrl.envs.messages import with_text_arguments
 from nanoskyrl.envs.tool_formats.own import calls_in_words, result_in_words, with_tools_told
 
 TOOL_MODES = ("native", "text")
@@ -18,10 +19,11 @@ TOOL_MODES = ("native", "text")
 
 def to_wire(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], mode: str) -> list[dict[str, Any]]:
     """Return the messages to send."""
+    if not tools:
+        return [with_text_arguments(message) for message in messages]
     if mode == "text":
-        told = with_tools_told(messages, tools) if tools else messages
-        return [_in_words(message) for message in told] if tools else [_with_text_arguments(each) for each in told]
-    return _with_ids(messages) if tools else [_with_text_arguments(message) for message in messages]
+        return [_in_words(message) for message in with_tools_told(messages, tools)]
+    return _with_ids(messages)
 
 
 def _in_words(message: Message) -> dict[str, Any]:
@@ -30,17 +32,6 @@ def _in_words(message: Message) -> dict[str, Any]:
     if calls := message.get("tool_calls"):
         return {"role": message["role"], "content": calls_in_words(message.get("content"), calls)}
     return dict(message)
-
-
-def _with_text_arguments(message: Message) -> dict[str, Any]:
-    """Return a message whose calls have their arguments as JSON text, as the API wants them."""
-    if "tool_calls" not in message:
-        return dict(message)
-    calls = [
-        {**call, "function": {**call["function"], "arguments": _text(call["function"]["arguments"])}}
-        for call in message["tool_calls"]
-    ]
-    return {**message, "tool_calls": calls}
 
 
 def _with_ids(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -54,7 +45,7 @@ def _with_ids(messages: Sequence[Message]) -> list[dict[str, Any]]:
                 for index, call in enumerate(message.get("tool_calls") or _written(message["content"]))
             ]
             waiting = [call["id"] for call in calls]
-            sent.append(_with_text_arguments({**message, **({"tool_calls": calls} if calls else {})}))
+            sent.append(with_text_arguments({**message, **({"tool_calls": calls} if calls else {})}))
         elif message["role"] == "tool" and waiting:
             own = message.get("tool_call_id")
             waiting.remove(found := own if own in waiting else waiting[0])
@@ -71,10 +62,6 @@ def _written(content: str) -> list[dict[str, Any]]:
     return [
         {"function": {"name": call.tool, "arguments": call.args}} for call in tool_calls(content) if call.error is None
     ]
-
-
-def _text(arguments: Any) -> str:
-    return json.dumps(arguments, ensure_ascii=False)
 
 
 def text_of(content: str | None, calls: Sequence[tuple[str, str]]) -> str:

@@ -5,13 +5,13 @@ result becomes the user's words, neighbours of one role become one message, call
 silence: a template that shows nothing of a user's words is an error.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any
 
+from nanoskyrl.envs.messages import with_text_arguments
 from nanoskyrl.envs.tool_formats.base import ParsedCall, ToolFormat, calls_in
 from nanoskyrl.envs.tool_formats.own import OWN, calls_in_words, result_in_words
 from nanoskyrl.stages.core.errors import InputError, SettingsError, told_as
@@ -311,12 +311,8 @@ def result() -> Message:
 
 def _shaped(message: Message, shape: CallShape) -> Message:
     """Return a message with calls as a template takes it."""
-    calls = []
-    for call in message["tool_calls"]:
-        arguments = call["function"]["arguments"]
-        text = json.dumps(arguments, ensure_ascii=False) if shape.arguments_as_text else arguments
-        calls.append({**call, "function": {**call["function"], "arguments": text}})
-    return {**message, "content": message.get("content") or shape.no_content, "tool_calls": calls}
+    sent = with_text_arguments(message) if shape.arguments_as_text else message
+    return {**sent, "content": message.get("content") or shape.no_content}
 
 
 def _parted(message: Message) -> Message:
