@@ -10,8 +10,8 @@ import torch
 
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.engines.vllm.worker import add, bit_sums, plus
-from nanoskyrl.stages.models.loading import load_model
-from nanoskyrl.stages.models.policy import policy_files
+from nanoskyrl.stages.models.merging import merge_adapter
+from nanoskyrl.stages.models.policy import count_parameters, find_base, policy_files
 
 MEMORY = Path("/dev/shm")
 
@@ -71,9 +71,8 @@ def expected_adapter_sums(adapter: Path, dtype: str) -> list[str] | None:
 
 def merged(adapter: Path) -> Path:
     """Merge an adapter into its base, and return a new directory with the whole model, in memory where it fits."""
-    model = load_model(adapter, dtype=torch.float32, device="cpu").merge_and_unload()
-    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    size = count_parameters(find_base(adapter)) * 4
     roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 2 * size
     place = Path(tempfile.mkdtemp(prefix="nanoskyrl-merged-", dir=MEMORY if roomy else None))
-    model.save_pretrained(place)
+    merge_adapter(adapter, place, dtype=torch.float32)
     return place
