@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from nanoskyrl.algos.kl import kl as token_kl
 from nanoskyrl.stages.core.metrics import Stopwatch, Value, grouped, mean, peak_memory_bytes
 from nanoskyrl.stages.learning.batching import MicroBatch, Sequences
 from nanoskyrl.stages.learning.learner import Learner
@@ -107,9 +108,9 @@ class Update:
         if not self._steps_taken:  # later the policy is another than the one that sampled
             recorded = [self.sequences.rollout_logprobs[row] is not None for row in batch.rows]
             there = mask * torch.tensor(recorded, device=mask.device)[:, None]
-            gap = terms.logprobs - batch.rollout_logprobs
-            # k3 of the engine against the trainer, whose policy is meant to be the same.
-            self._gap.add(there, {"gap": gap.abs(), "kl": gap.exp() - gap - 1})
+            gap = (terms.logprobs - batch.rollout_logprobs).abs()
+            # Of the engine against the trainer, whose policy is meant to be the same.
+            self._gap.add(there, {"gap": gap, "kl": token_kl(batch.rollout_logprobs, terms.logprobs, there, "k3")})
         largest = ratio.masked_fill(~on, 0)
         self._largest_ratio = max(self._largest_ratio, float(largest.max()))
         share = torch.zeros_like(mask) if terms.share is None else terms.share

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
+from nanoskyrl.algos.kl import kl
 from nanoskyrl.stages.core.config import merge, stage_config
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.shards import read_parts
@@ -39,17 +41,16 @@ def measure_gap(policy: Path, settings: dict[str, dict[str, Any]]) -> dict[str, 
         learner.load(policy)
         sequences = read_sequences(table.filter(table.column("trainable")))
         trained = learner.logprobs(sequences, one_temperature(table), MAX_TOKENS)
-    masks = [mask != 0 for mask in sequences.loss_mask]
-    log_ratio = np.concatenate(
-        [(t - s)[on] for t, s, on in zip(trained, sequences.rollout_logprobs, masks, strict=True) if s is not None]
-    ).astype(np.float64)
-    apart = np.abs(log_ratio)
+    rows = zip(sequences.rollout_logprobs, trained, sequences.loss_mask, strict=True)
+    pairs = [(sampled[mask != 0], again[mask != 0]) for sampled, again, mask in rows if sampled is not None]
+    sampler_s, trainer_s = (torch.from_numpy(np.concatenate(side)).double() for side in zip(*pairs, strict=True))
+    apart = (trainer_s - sampler_s).abs()
     return {
         "engine": stage_config(asked, "rollout").engine,
-        "tokens": len(log_ratio),
-        "kl/mean": float((np.exp(log_ratio) - log_ratio - 1).mean()),
+        "tokens": len(apart),
+        "kl/mean": float(kl(sampler_s, trainer_s, torch.ones_like(sampler_s), "k3").mean()),
         "abs_diff/mean": float(apart.mean()),
-        "abs_diff/p99": float(np.quantile(apart, 0.99)),
+        "abs_diff/p99": float(apart.quantile(0.99)),
         "abs_diff/max": float(apart.max()),
-        "ratio/max": float(np.exp(log_ratio).max()),
+        "ratio/max": float((trainer_s - sampler_s).exp().max()),
     }
