@@ -22,7 +22,7 @@ from nanoskyrl.stages.models.logits import logit_transform
 from nanoskyrl.stages.models.logprobs import sequence_logprobs
 from nanoskyrl.stages.models.policy import frame_digest, is_adapter, policy_digest
 from nanoskyrl.stages.models.rendering import Renderer
-from nanoskyrl.stages.models.rows_alone import embeddings_of
+from nanoskyrl.stages.models.rows_alone import embeddings_of, run_alone
 
 COMPACT_BELOW = 0.75
 """Finished rows are dropped from the batch when fewer than this share of it is alive."""
@@ -58,8 +58,9 @@ class HfEngine(TokenEngine):
                 model = model.merge_and_unload()
             self._model = model.eval().requires_grad_(False)
             self._embeddings = embeddings_of(model)
-            self._sharing = find_sharing(model)
-            logit_transform(model)
+            alone = run_alone(model)
+            self._sharing = find_sharing(model, alone)
+            logit_transform(model, alone)
             tokenizer = load_tokenizer(policy)
             check_vocabulary(policy, tokenizer, self._embeddings)
             self.renderer = Renderer(tokenizer)

@@ -15,7 +15,7 @@ from torch import Tensor
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.models.kv_cache import forward, select_rows
 from nanoskyrl.stages.models.policy import first_line
-from nanoskyrl.stages.models.rows_alone import FAMILIES_HINT, a_, agree, run_alone
+from nanoskyrl.stages.models.rows_alone import FAMILIES_HINT, RowsAlone, a_, agree
 
 SHARING = ("any length", "one length", "one row")
 """Which rows can share a batch, from the fastest way to the slowest."""
@@ -75,13 +75,16 @@ class Decoding:
         return output.logits[:, -1]
 
 
-def find_sharing(model: Any) -> str:
+def find_sharing(model: Any, alone: RowsAlone) -> str:
     """Return which rows can share a batch, one of SHARING.
+
+    Args:
+        model: A causal language model of transformers.
+        alone: What it made of rows.
 
     Raises:
         InputError: no way gives what the model makes of rows alone.
     """
-    alone = run_alone(model)
     assert alone.logits is not None
     rows = [(row, logits) for row, logits in zip(alone.rows, alone.logits, strict=True) if len(row) > STEPS]
     error: Exception | None = None
