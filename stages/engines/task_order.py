@@ -111,6 +111,19 @@ def weights_of(env: str | Mapping[str, float]) -> dict[str, float]:
     return {env: 1.0} if isinstance(env, str) else dict(env)
 
 
+def sole_environment(env: str | Mapping[str, float]) -> str:
+    """Return the environment of a run that has one.
+
+    Raises:
+        SettingsError: it has several.
+    """
+    if isinstance(env, str):
+        return env
+    raise SettingsError(
+        f"the run has the environments {', '.join(sorted(env))}", hint="Name the one that is meant with `--env`"
+    )
+
+
 def drawn(weights: Mapping[str, float], seed: int, split: str, step: int, count: int) -> tuple[list[str], Counter[str]]:
     """Return the environment of each prompt of a step, and how many prompts of each there were in earlier steps.
 

@@ -24,6 +24,7 @@ from nanoskyrl.stages.core.registry import BUILTIN, lookup
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run, RunConfig, is_main, version_of
 from nanoskyrl.stages.core.storage import remove_tree
 from nanoskyrl.stages.engines.base import AsyncEngine, Engine, TokenEngine, make_engine
+from nanoskyrl.stages.engines.task_order import sole_environment
 from nanoskyrl.stages.models.policy import policy_digest, resolve_policy
 from nanoskyrl.stages.running.places import Places, check_place
 from nanoskyrl.stages.running.run_settings import remembering
@@ -111,19 +112,19 @@ class Session:
         from nanoskyrl.stages.score import reward_code, score
 
         source, target, step = self.places.of("score", step, source, output)
-        trained, estimated = (None if step is None else self.run.stage(step, name) for name in ("train", "advantage"))
-        in_run = step is not None and target == self.run.stage(step, "score")
+        # The step of the run whose score this is; None: it lies elsewhere.
+        own = step if step is not None and target == self.run.stage(step, "score") else None
         # Rows without a verdict are judged again, but never those that were trained on.
-        again = not (in_run and trained is not None and is_finished(trained))
+        again = own is None or not is_finished(self.run.stage(own, "train"))
         before = read_manifest(target).digest if is_finished(target) else None
         config = stage_config(self.settings, "score")
-        if in_run and step:
-            _tell_changed_rewards(self.run.stage(step - 1, "score"), reward_code(config))
+        if own:
+            _tell_changed_rewards(self.run.stage(own - 1, "score"), reward_code(config))
         work = partial(score, source, target, config, settings=self.settings, again=again)
         outcome = self._outcome(work, target, step, force)
         if again and not force and before not in (None, outcome.manifest.digest):
-            if in_run and estimated is not None and is_finished(estimated):
-                discard(estimated)  # it was estimated without these rewards
+            if own is not None and is_finished(self.run.stage(own, "advantage")):
+                discard(self.run.stage(own, "advantage"))  # it was estimated without these rewards
             return outcome._replace(up_to_date=False)
         return outcome
 
@@ -377,19 +378,6 @@ class Session:
         learner = self._learner or recipe_of(stage_config(self.settings, "train"), self.settings).learner()
         self._learner = learner if self.keep_up else None
         return learner
-
-
-def sole_environment(env: str | dict[str, float]) -> str:
-    """Return the environment of a run that has one.
-
-    Raises:
-        SettingsError: it has several.
-    """
-    if isinstance(env, str):
-        return env
-    raise SettingsError(
-        f"the run has the environments {', '.join(sorted(env))}", hint="Name the one that is meant with `--env`"
-    )
 
 
 def holds_policy(engine: str) -> bool:
