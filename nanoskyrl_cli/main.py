@@ -102,11 +102,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     def tell(message: Any, *place: Any) -> None:
         """Print what users are told; that outputs were made by other code, once for the same modules."""
-        if not isinstance(message, OtherCode | Notice):
+        if isinstance(message, OtherCode):
+            if message.says in told:
+                return
+            told.add(message.says)
+        elif not isinstance(message, Notice):
             show(message, *place)
-        elif isinstance(message, Notice) or message.says not in told:
-            told.add(getattr(message, "says", None))
-            say(f"note: {message}")
+            return
+        say(f"note: {message}")
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", Notice)

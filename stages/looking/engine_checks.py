@@ -18,15 +18,13 @@ from nanoskyrl.stages.core.errors import InputError, NanoskyrlError, ProofError,
 from nanoskyrl.stages.engines.base import AsyncEngine, Request, SamplingParams, TokenEngine, make_engine
 from nanoskyrl.stages.engines.vllm.delivery import PROBE
 from nanoskyrl.stages.engines.vllm.engine import VllmEngine
-from nanoskyrl.stages.engines.vllm.proof import self_test
+from nanoskyrl.stages.engines.vllm.proof import SELF_TEST_TOLERANCE, self_test
 from nanoskyrl.stages.looking.doctor import Check
 from nanoskyrl.stages.models.policy import is_adapter, is_weights, policy_digest, policy_files
 
 SEQUENCES, TOKENS = 8, 32
 STEP = 1e-3
 """Size of the step that is tried, as a share of each weight's spread."""
-MEAN_GAP = {"float32": 1e-3, "bfloat16": 0.05}
-"""Largest mean gap in nats to transformers in float32."""
 
 
 def examine_engine(name: str, policy: Path, settings: dict[str, dict[str, Any]]) -> list[Check]:
@@ -117,7 +115,7 @@ def _tried(name: str, work: Callable[[], str]) -> Check:
 
 
 def _gap(engine: TokenEngine, policy: Path, prompt: Sequence[int], sampled: Sequence[Any]) -> str:
-    tolerance = MEAN_GAP[str(engine.proof.get("dtype", "float32"))]
+    tolerance = SELF_TEST_TOLERANCE[str(engine.proof.get("dtype", "float32"))]
     found = self_test(policy, prompt, sampled, tolerance)
     return f"mean gap {found['self_test_gap/mean']:.2g} nats on {found['self_test_tokens']} tokens"
 
