@@ -1,4 +1,4 @@
-"""Generation with vLLM: `skyrl rollout` beside raw `LLM.generate`, multi-turn, sync, start-up, two GPUs.
+"""Generation with vLLM: `skyrl rollout` beside raw `LLM.generate`, multi-turn, sync, two GPUs.
 
 Each sub-step prints JSON lines and survives the failure of others; give as many as the time allows. Weights are
 random, in Qwen2.5-1.5B's shape, made here; nothing comes from a hub. Prompts are random letters, a token
@@ -8,7 +8,7 @@ python benchmarks/rollout_gpu.py --steps raw,rollout            single turn: raw
 python benchmarks/rollout_gpu.py --steps ceiling                raw, setting after setting, with the gain of each
 python benchmarks/rollout_gpu.py --steps profile                where the time of a decode step goes (cProfile)
 python benchmarks/rollout_gpu.py --steps turns                  4 turns with real tools
-python benchmarks/rollout_gpu.py --steps sync,startup           LoRA and full sync; cold and warm start
+python benchmarks/rollout_gpu.py --steps sync                   LoRA and full sync; startup_gpu.py has the start
 python benchmarks/rollout_gpu.py --steps two                    two servers against one
 python benchmarks/rollout_gpu.py --steps client                 the client alone, against a server that answers at once
 python benchmarks/rollout_gpu.py --shape tiny --steps all       the whole on a CPU, in a quarter of an hour
@@ -498,24 +498,6 @@ def step_sync(bench: Bench) -> None:
     guarded("sync", lambda: with_engine(bench, adapters, seeded=False, lora_rank=32), kind="lora")
 
 
-def step_startup(bench: Bench) -> None:
-    """Seconds to ready: an empty compile cache, then the same again."""
-    kept = os.environ.get("VLLM_CACHE_ROOT")
-    os.environ["VLLM_CACHE_ROOT"] = str(bench.place / "cache")
-    shutil.rmtree(bench.place / "cache", ignore_errors=True)
-    try:
-        for name in ("cold", "compile cache kept"):
-            began = time.perf_counter()
-            with_engine(bench, lambda engine, name=name, began=began: say(
-                "startup", cache=name, seconds=time.perf_counter() - began
-            ))  # fmt: skip
-    finally:
-        if kept is None:
-            os.environ.pop("VLLM_CACHE_ROOT")
-        else:
-            os.environ["VLLM_CACHE_ROOT"] = kept
-
-
 def step_two(bench: Bench) -> None:
     """Two GPUs against one."""
     found: dict[str, float] = {}
@@ -603,7 +585,7 @@ def step_client(bench: Bench) -> None:
 
 STEPS: dict[str, Callable[[Bench], None]] = {
     "raw": step_raw, "rollout": step_rollout, "ceiling": step_ceiling, "profile": step_profile, "turns": step_turns,
-    "sync": step_sync, "startup": step_startup, "two": step_two, "client": step_client,
+    "sync": step_sync, "two": step_two, "client": step_client,
 }  # fmt: skip
 
 
