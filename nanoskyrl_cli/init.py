@@ -1,5 +1,6 @@
 """`skyrl init`."""
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -41,7 +42,7 @@ def init(
 
         file, test = write_environment(as_path(env))
         say(f"Wrote {file} and {test}")
-        say(f"Next: skyrl rollout --env {file.stem}:{class_of(file)} --engine scripted")
+        say(f"Next: skyrl rollout --env {shlex.quote(f'{file.stem}:{class_of(file)}')} --engine scripted")
         return
     from nanoskyrl.stages.looking.template import write_settings
     from nanoskyrl.stages.running.places import check_place
@@ -50,4 +51,4 @@ def init(
     found, settings, _ = settings_of(run, None, assignments, preset=preset)
     check_place(found)
     say(f"Wrote {write_settings(found, settings, force=force)}")
-    say(f"Next: skyrl loop --run {found.root}")
+    say(f"Next: skyrl loop --run {shlex.quote(str(found.root))}")

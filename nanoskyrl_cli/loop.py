@@ -1,5 +1,6 @@
 """`skyrl loop`."""
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -68,4 +69,5 @@ def loop(
         )
     say(curve(found) if done else f"up to date: {found.root}")
     say(f"Run: {found.root}")
-    say(f"Next: skyrl show {found.root}, or skyrl show {found.root} --timing")
+    place = shlex.quote(str(found.root))
+    say(f"Next: skyrl show {place}, or skyrl show {place} --timing")

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from nanoskyrl.stages.core.code import OtherCode
-from nanoskyrl.stages.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, NanoskyrlError, Notice
+from nanoskyrl.stages.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, NanoskyrlError, Notice
 from nanoskyrl.stages.learning import rank_errors
 from nanoskyrl_cli import (
     advantage,
@@ -44,7 +44,6 @@ app = typer.Typer(
     epilog="First steps: skyrl rollout, score, advantage, train, sync; or all of it: skyrl loop --preset quickstart.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
 )
@@ -85,7 +84,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it and end.")
+        bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Print it and end.")
     ] = False,
 ) -> None:
     """Agentic reinforcement learning of language models, one Parquet stage at a time."""
@@ -96,8 +95,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a model may write what no terminal can show
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # so that `module:attribute` finds what lies here
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        return _tell("the current directory is gone", "Change to one that is there", EXIT_USAGE)
+    if here not in sys.path:
+        sys.path.append(here)  # so that `module:attribute` finds what lies here
     told, show = set(), warnings.showwarning
 
     def tell(message: Any, *place: Any) -> None:

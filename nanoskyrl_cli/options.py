@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -31,7 +32,7 @@ OutOption = Annotated[
     str | None, typer.Option("--out", help="Output directory; default: its place in the run.", show_default=False)
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an output made under other settings.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout: of a stage its manifest.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON: of a stage output, numbers, manifest.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of the run.", show_default=False)]
 PolicyOption = Annotated[
     str | None, typer.Option("--policy", help="`starter`, a model directory, or a hub id.", show_default=False)
@@ -203,15 +204,26 @@ def finish(outcome: "StageResult", session: "Session", following: str | None, as
     from nanoskyrl.stages.looking.show import headline
 
     if as_json:
-        emit(outcome.manifest.to_bytes().decode().removesuffix("\n"))
+        print_outcome(outcome)
     say(f"{'Up to date: ' if outcome.up_to_date else ''}{headline(outcome.manifest, outcome.output)}")
     if following and outcome.output.resolve().is_relative_to(session.run.root.resolve()):
-        place = "" if str(session.run.root) == DEFAULT_RUN else f" --run {session.run.root}"
+        place = "" if str(session.run.root) == DEFAULT_RUN else f" --run {shlex.quote(str(session.run.root))}"
         say(f"Next: skyrl {following}{place}")
     short = outcome.manifest.fell_short
     if short:
-        say(f"{short} of {outcome.manifest.rows_out} rows fell short: see `skyrl show {outcome.output}`")
+        place = shlex.quote(str(outcome.output))
+        say(f"{short} of {outcome.manifest.rows_out} rows fell short: see `skyrl show {place}`")
     return EXIT_SHORT if short else EXIT_OK
+
+
+def print_outcome(outcome: "StageResult") -> None:
+    """Print where a stage's output lies, the numbers of it, and its manifest."""
+    from dataclasses import asdict
+
+    from nanoskyrl.stages.looking.numbers import numbers_of
+
+    numbers = numbers_of(outcome.manifest, outcome.output)
+    print_json({"output": str(outcome.output), "numbers": numbers, "manifest": asdict(outcome.manifest)})
 
 
 def print_json(value: Any) -> None:

@@ -11,8 +11,9 @@ import functools
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,25 @@ def _named(node: ast.AST, *, texts: bool) -> Iterator[str]:
         yield from (base, *(f"{base}{'' if base.endswith('.') else '.'}{alias.name}" for alias in node.names))
     elif texts and isinstance(node, ast.Constant) and (match := IN_TEXT.fullmatch(str(node.value))):
         yield match[1]
+
+
+def source_of(module: str) -> Path | None:
+    """Return the file that a module would be imported from; nothing is imported to find it."""
+    path: Sequence[str] | None = None
+    spec = None
+    for place in range(1, module.count(".") + 2):
+        name = ".".join(module.split(".")[:place])
+        spec = PathFinder.find_spec(name, path)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+    return Path(spec.origin) if spec is not None and spec.origin and Path(spec.origin).is_file() else None
+
+
+def code_now(plugin: str) -> str | None:
+    """Return the digest that `plugin_digests` would record of a plug-in of the user's; None: its file is not found."""
+    module = plugin.partition(":")[0]
+    file = source_of(module)
+    if file is None or file.suffix != ".py":
+        return None
+    return digest_json(imported([module], functools.partial(_source_beside, file, module)))

@@ -4,7 +4,6 @@ Everything else that is raised is a bug and keeps its traceback.
 """
 
 import contextlib
-import difflib
 import math
 import operator
 from collections.abc import Iterable, Iterator
@@ -157,6 +156,12 @@ def told_as(kind: type[NanoskyrlError], message: str, *wrong: type[Exception], h
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Return "Did you mean `x`?" for the closest known word, or None."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"Did you mean `{close[0]}`?" if close else None
+    """Return "Did you mean `x`?" for the closest known word, or None; two letters exchanged are one mistake."""
+    from rapidfuzz import process
+    from rapidfuzz.distance import OSA, Indel
+
+    words = list(known)
+    for scorer in (OSA.normalized_similarity, Indel.normalized_similarity):
+        if found := process.extractOne(word, words, scorer=scorer, processor=str.lower, score_cutoff=0.6):
+            return f"Did you mean `{found[0]}`?"
+    return None

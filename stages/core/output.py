@@ -112,7 +112,7 @@ class Output:
             dropped=dict(sorted(counts.items())),
             files=folder_digests(self.directory),
             facts=dict(facts or {}),
-        )
+        ).sealed()
         write_whole(self.directory / MANIFEST, self.manifest.to_bytes())
         (self.directory / STARTED).unlink(missing_ok=True)
         sync_directory(self.directory)

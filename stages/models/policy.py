@@ -12,12 +12,12 @@ import math
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from nanoskyrl.stages.core.digests import digest_file, digest_json
+from nanoskyrl.stages.core.digests import digest_bytes, digest_file, digest_json
 from nanoskyrl.stages.core.errors import InputError, NanoskyrlError, OutputError, did_you_mean
 from nanoskyrl.stages.core.storage import as_path, link_or_copy, make_directory, sync_directory, write_whole
 
@@ -53,6 +53,17 @@ class PolicyInfo:
     """Digest of what lies in `critic/`; None: PPO did not train this policy."""
     merged: str | None = None
     """Digest of the adapter that was merged into its base to make this policy, for one that came from outside."""
+    seal: str | None = None
+    """Digest of all the rest, for one that came from outside: no manifest holds the digest of its policy.json."""
+
+    def to_bytes(self) -> bytes:
+        """Return the file's contents."""
+        plain = {name: value for name, value in asdict(self).items() if value is not None or name != "seal"}
+        return (json.dumps(plain, sort_keys=True) + "\n").encode()
+
+    def sealed(self) -> "PolicyInfo":
+        """Return the same with its seal."""
+        return replace(self, seal=digest_bytes(replace(self, seal=None).to_bytes()))
 
 
 def resolve_policy(name: str) -> Path:
@@ -220,7 +231,7 @@ def model_name(policy: Path) -> str:
 
 def write_info(path: Path, info: PolicyInfo) -> None:
     """Write `policy.json`."""
-    write_whole(path / POLICY_JSON, (json.dumps(asdict(info), sort_keys=True) + "\n").encode())
+    write_whole(path / POLICY_JSON, info.to_bytes())
 
 
 def publish(source: Path, target: Path, *, name: str | None = None, merged: str | None = None) -> str:
@@ -253,7 +264,7 @@ def publish(source: Path, target: Path, *, name: str | None = None, merged: str 
             for file in (source / CRITIC).iterdir():
                 link_or_copy(file, scratch / CRITIC / file.name)
             sync_directory(scratch / CRITIC)
-        write_info(scratch, read_info(source) if name is None else PolicyInfo(source=name, merged=merged))
+        write_info(scratch, read_info(source) if name is None else PolicyInfo(source=name, merged=merged).sealed())
         scratch.chmod(0o755)
         sync_directory(scratch)
         scratch.rename(target)
