@@ -13,8 +13,9 @@ from typing import Any
 
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.eval.prices import read_prices
+from nanoskyrl.stages.core.checked import Checked, NonNegativeInt, metadata_of
 from nanoskyrl.stages.core.config import Settings, merge, plugin_config, stage_config, to_plain, with_later_keys
-from nanoskyrl.stages.core.errors import ConflictError, InputError, check_numbers, told_as
+from nanoskyrl.stages.core.errors import ConflictError, InputError, told_as
 from nanoskyrl.stages.core.manifest import first_difference
 from nanoskyrl.stages.core.metrics import MetricsLog, latest, read_metrics
 from nanoskyrl.stages.core.output import discard
@@ -39,14 +40,14 @@ TAIL = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoopConfig:
+class LoopConfig(Checked):
     """How long the loop goes on, and what it does besides."""
 
-    steps: int = 60
+    steps: NonNegativeInt = 60
     """Policies to train, counted from the beginning of the run."""
-    eval_every: int = 0
+    eval_every: NonNegativeInt = 0
     """Evaluate the first policy, every so many, and the last; 0: never."""
-    keep_states: int = 2
+    keep_states: NonNegativeInt = 2
     """Optimizer states kept of the newest steps; older ones are deleted. 0 keeps all."""
     gpus_generate: str | None = None
     """0-3, 0,2 or cpu: where rollouts run. With `gpus_train`, training has a process of its own, and with a lag both
@@ -57,9 +58,8 @@ class LoopConfig:
     trackers: tuple[str, ...] = ()
     """tensorboard, wandb: told the numbers of each step, besides metrics.jsonl."""
 
-    def __post_init__(self) -> None:
-        """Refuse numbers that cannot be meant."""
-        check_numbers("loop", self, "steps", "eval_every", "keep_states", least=0)
+    def check(self) -> None:
+        """Refuse GPUs and trackers that do not exist."""
         placement_of(self.gpus_generate, self.gpus_train)
         check_trackers(self.trackers)
 
@@ -86,20 +86,23 @@ def resolve(session: Session) -> dict[str, dict[str, Any]]:
     check_horizon(configs["train"].loss_reduction or algo.loss_reduction, configs["train"].horizon)
     if algo.needs_critic:
         configs["critic"] = stage_config(settings, "critic")
-    resolved = {name: to_plain(config) for name, config in configs.items()}
+    resolved = {name: _compared(config) for name, config in configs.items()}
     for kind, name in (
         *(("env", name) for name in weights_of(configs["rollout"].env)),
         ("engine", configs["rollout"].engine),
         ("algo", configs["train"].algo),
     ):
-        config = plugin_config(settings, kind, name)
-        # Which servers generate may change from one call to the next; what they sample does not.
-        places = getattr(config, "PLACES", ())
-        resolved[name] = {key: value for key, value in to_plain(config).items() if key not in places}
+        resolved[name] = _compared(plugin_config(settings, kind, name))
     for name in (configs["eval"].env, *configs["eval"].bench):
         if name:
-            resolved[name] = to_plain(plugin_config(settings, "env", name))
+            resolved[name] = _compared(plugin_config(settings, "env", name))
     return resolved
+
+
+def _compared(config: Any) -> dict[str, Any]:
+    """Return the settings that must stay; which servers generate may change from one call to the next."""
+    places = metadata_of(type(config), "place") if config is not None else ()
+    return {key: value for key, value in to_plain(config).items() if key not in places}
 
 
 def loop(

@@ -261,7 +261,7 @@ CASES = {
     "top_p of nothing": (with_flags("rollout", "--set", "rollout.top_p=0.0"), 2, "`rollout.top_p` must be at least 1e-06", "1 is off"),
     "tau 0": (in_run("train", "--algo", "sapo", "--set", "sapo.tau_pos=0.0", "--force"), 2, "`sapo.tau_pos` must be above 0", "the paper's"),
     "a clip below 0": (in_run("train", "--set", "grpo.eps_clip_high=-0.1", "--force"), 2, "`grpo.eps_clip_high` must be at least 0 and finite, not -0.1", "above 1 plus this"),
-    "an unknown reduction": (in_run("train", "--set", "train.loss_reduction=token_meen", "--force"), 2, "unknown loss_reduction `token_meen`", "Did you mean `token_mean`?"),
+    "an unknown reduction": (in_run("train", "--set", "train.loss_reduction=token_meen", "--force"), 2, "`train.loss_reduction` must be token_mean, sequence_mean", "Did you mean `token_mean`?"),
     "an algorithm whose reduction lacks its horizon": (in_run("train", "--algo", "dr_grpo", "--force"), 2, "seq_mean_token_sum_norm without a horizon", "train.horizon"),
     "a loop whose algorithm lacks a horizon": (lambda run: ["loop", "--algo", "dr_grpo", "--run", run.parent / "new"], 2, "seq_mean_token_sum_norm without a horizon", "train.horizon"),
     "a dual clip below 1": (in_run("train", "--set", "grpo.clip_ratio_c=0.5", "--force"), 2, "`grpo.clip_ratio_c` must be above 1, not 0.5", "3 is usual"),
