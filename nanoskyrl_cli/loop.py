@@ -57,11 +57,12 @@ def loop(
         "train": {"algo": algo},
         "loop": {"steps": steps, "gpus_generate": gpus_generate, "gpus_train": gpus_train},
     }
-    found, settings, _ = settings_of(run, config, assignments, flags, preset=preset)
+    found, settings, given = settings_of(run, config, assignments, flags, preset=preset, lasts=force)
     with working("loop") as now:
         done = run_loop(
             found,
             settings,
+            given=given,
             report=lambda step, numbers: say(report_line(step, numbers)),
             begins=lambda step, stage: now(f"step {step}: {stage}"),
             force=force,

@@ -50,7 +50,7 @@ COMMAND = {"path": "command", "command": True}
 """A command, or its arguments: those that are files are kept as whole paths; a manifest holds their names."""
 ARGUMENTS = {"path": "arguments"}
 """A table whose values may name files, as in a command."""
-MODULE = {"module": True}
+MODULE = {"path": "module"}
 """Names a module, without an attribute behind a colon."""
 ONCE = {"once": True}
 """Holds for the command that it is given to: a run does not keep it."""
@@ -84,8 +84,14 @@ def hints_of(config: type) -> dict[str, Any]:
 
 @functools.cache
 def metadata_of(config: type, name: str) -> frozenset[str]:
-    """Return the fields of a settings dataclass whose metadata has this name; of `path` see the kinds above."""
+    """Return the fields of a settings dataclass whose metadata has this name."""
     return frozenset(field.name for field in dataclasses.fields(config) if name in field.metadata)
+
+
+@functools.cache
+def path_kinds(config: type) -> dict[str, str]:
+    """Return which fields of a settings dataclass name paths or modules, and how."""
+    return {field.name: field.metadata["path"] for field in dataclasses.fields(config) if "path" in field.metadata}
 
 
 def checked(config: type, key: str, value: Any, table: str) -> Any:

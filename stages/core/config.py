@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 
 from nanoskyrl.stages.core.checked import checked, metadata_of
 from nanoskyrl.stages.core.errors import InputError, Notice, SettingsError, did_you_mean, told_as
-from nanoskyrl.stages.core.registry import BUILTIN, entry_points, load_attribute, lookup
+from nanoskyrl.stages.core.registry import BUILTIN, entry_points, load_attribute, look_in, lookup
+from nanoskyrl.stages.core.storage import expanded
 
 Settings = dict[str, dict[str, Any]]
 """Table name to key to value, as given; not yet checked against a dataclass."""
@@ -100,7 +101,7 @@ def tables() -> list[str]:
 
 
 def read_file(path: Path) -> Settings:
-    """Return the tables of a TOML or YAML file.
+    """Return the tables of a TOML or YAML file; modules are looked for in its `run.folders` from then on.
 
     Raises:
         InputError: it is missing or cannot be parsed.
@@ -127,6 +128,8 @@ def read_file(path: Path) -> Settings:
     if not isinstance(value, dict):
         raise SettingsError(f"`{path}` holds no tables", hint="Write tables such as [rollout]")
     value = {table: {} if keys is None else keys for table, keys in value.items()}  # YAML's empty table is null
+    if isinstance(run := value.get("run"), dict):  # first: a table may be that of a plug-in there
+        look_in(map(expanded, map(str, run.get("folders", ()))))
     for table, keys in value.items():
         if not isinstance(keys, dict):
             place, key = _place_of(str(table)) or ("run", str(table))

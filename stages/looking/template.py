@@ -10,6 +10,7 @@ from nanoskyrl.stages.core.errors import ConflictError
 from nanoskyrl.stages.core.registry import BENCHES
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.storage import make_directory, write_whole
+from nanoskyrl.stages.running.run_settings import with_folders
 
 ORDER = (
     "run",
@@ -39,7 +40,7 @@ def write_settings(run: Run, settings: Settings, *, force: bool = False) -> Path
             f"`{path}` is there already", hint="Name another run with `--run`, or replace it with `--force`"
         )
     make_directory(run.root)
-    write_whole(path, settings_text(settings).encode())
+    write_whole(path, settings_text(with_folders(settings)).encode())
     return path
 
 
@@ -58,10 +59,10 @@ def settings_text(settings: Settings) -> str:
         docs = field_docs(found)
         section = tomlkit.table()
         for field in dataclasses.fields(found):
-            if "of_run" in field.metadata or "once" in field.metadata:
+            if "of_run" in field.metadata or ("once" in field.metadata and field.name not in values):
                 continue
             wanted = range_text(hints_of(found)[field.name])
-            if text := " ".join(text for text in (docs.get(field.name), wanted and f"[{wanted}]") if text):
+            if text := " ".join(text for text in (docs.get(field.name), wanted and f"Range: {wanted}.") if text):
                 section.add(tomlkit.comment(text))
             if field.name in values:
                 section.add(field.name, values[field.name])

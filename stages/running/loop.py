@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nanoskyrl.algos.base import Algorithm
@@ -29,10 +30,11 @@ from nanoskyrl.stages.models.policy import model_name
 from nanoskyrl.stages.running.outdated_outputs import check_settings, outdated
 from nanoskyrl.stages.running.overlap import overlapped
 from nanoskyrl.stages.running.placement import Placement, placement_of
-from nanoskyrl.stages.running.run_settings import begin_run
+from nanoskyrl.stages.running.run_settings import given_settings, remember, replace_settings
 from nanoskyrl.stages.running.session import Session
 from nanoskyrl.stages.running.trackers import Trackers, check_trackers
 from nanoskyrl.stages.running.trainer_process import TrainerProcess
+from nanoskyrl.stages.running.whole_paths import whole_paths
 
 RESOLVED = "resolved.json"
 TAIL = 1 << 16
@@ -109,6 +111,7 @@ def loop(
     run: Run,
     settings: Settings,
     *,
+    given: Settings | None = None,
     report: Report = lambda step, numbers: None,
     begins: Begins = lambda step, stage: None,
     force: bool = False,
@@ -118,6 +121,7 @@ def loop(
     Args:
         run: The run's directory; a new one, or one to go on with.
         settings: Tables, merged.
+        given: Those of them that came with the command; what the run does not hold yet of them, it keeps. None: all.
         report: Called after each step, and after each evaluation, with the newest numbers.
         begins: Called when a stage begins here.
         force: Go on with other settings than the run began with. What unsynced steps hold that was made under others
@@ -129,9 +133,17 @@ def loop(
         OutputError: another loop is at work in the run.
         KeyboardInterrupt: at SIGTERM, too, once what was started is stopped; it goes on when it is called again.
     """
+    settings = given_settings(settings)
     config: LoopConfig = stage_config(settings, "loop")
-    settings = placed(settings, config.placement)
-    session = Session(run, settings, keep_up=True)
+    session = Session(run, placed(settings, config.placement), keep_up=True)
+    given = settings if given is None else given
+
+    def keep() -> None:
+        if force:
+            replace_settings(run, settings)
+        else:
+            remember(run, settings, given)
+
     trackers = Trackers(config.trackers, run.root)
 
     def told(step: int, numbers: dict[str, Any]) -> None:
@@ -140,13 +152,15 @@ def loop(
 
     with terminated_as_interrupted(), locked(run.root):
         try:
-            return _steps(session, config, told, begins, force=force)
+            return _steps(session, config, keep, told, begins, force=force)
         finally:
             session.close()
             trackers.close()
 
 
-def _steps(session: Session, config: LoopConfig, report: Report, begins: Begins, *, force: bool) -> int:
+def _steps(
+    session: Session, config: LoopConfig, keep: Callable[[], None], report: Report, begins: Begins, *, force: bool
+) -> int:
     run, place, first = session.run, config.placement, session.run.next_step()
     resolved = resolve(session)
     if config.eval_every:
@@ -156,7 +170,7 @@ def _steps(session: Session, config: LoopConfig, report: Report, begins: Begins,
     else:
         _check_settings(run, resolved)
     write_whole(run.root / RESOLVED, (json.dumps(resolved, indent=2, sort_keys=True) + "\n").encode())
-    begin_run(run, session.settings, replace=force)
+    keep()
     MetricsLog(run.metrics).write("startup", {"timing/startup": _seconds_since_start()})
     if first < config.steps:
         _evaluate(session, first, config, report, force=force)
@@ -216,7 +230,9 @@ def _check_settings(run: Run, resolved: dict[str, Any]) -> None:
         kept = json.loads(path.read_bytes()) if path.is_file() else resolved
         if not isinstance(kept, dict):
             raise ValueError("it holds no table")
-    kept = with_later_keys(kept, resolved)
+    # An older version kept relative paths as they were given.
+    there = {table: keys for table, keys in kept.items() if table in resolved and isinstance(keys, dict)}
+    kept = with_later_keys(kept | whole_paths(there, run.root.absolute(), Path.cwd()), resolved)
     difference = first_difference(_choices(resolved), _choices(kept)) or first_difference(resolved, kept)
     if difference:
         name, now, then = difference
