@@ -24,13 +24,11 @@ def columns() -> str:
 
 def commands() -> str:
     """Return every command with its arguments and options."""
-    import typer
+    from nanoskyrl_cli.main import COMMANDS, loaded
 
-    from nanoskyrl_cli.main import app
-
-    group = typer.main.get_command(app)
     lines = []
-    for name, command in group.commands.items():  # type: ignore[attr-defined]
+    for name, *_ in COMMANDS:
+        command = loaded(name)
         words, _, example = (command.help or "").partition("Example:")
         lines += [f"## skyrl {name}", "", " ".join(words.split()), "", "```console", f"$ {example.strip()}", "```", ""]
         lines += ["| Argument or option | Meaning |", "| --- | --- |"]

@@ -15,6 +15,7 @@ from nanoskyrl.stages.core.errors import EXIT_OK, EXIT_SHORT, SettingsError
 from nanoskyrl.stages.core.storage import as_path
 
 if TYPE_CHECKING:
+    from nanoskyrl.stages.running.interface import OpenRun
     from nanoskyrl.stages.running.session import Session, StageResult
 
 RunOption = Annotated[
@@ -110,22 +111,26 @@ def open_session(
     flags: dict[str, dict[str, Any]] | None = None,
     *,
     of_env: dict[str, Any] | None = None,
+    preset: str | None = None,
     ahead: bool = False,
-) -> "Session":
+    lasts: bool = False,
+) -> "OpenRun":
     """Return the run with its settings.
 
     Args:
         run: Its directory.
         config: A file of settings.
         assignments: Single settings.
-        flags: Settings that came as flags.
-        of_env: What is given of it goes to the table of the environment that is asked for.
+        flags: Settings that came as flags; None is none.
+        of_env: The same of the environment that is asked for, whichever it is.
+        preset: Settings that ship with the package.
         ahead: Training stays up, and does not wait for `sync`.
+        lasts: The run takes what is given as its own.
     """
-    from nanoskyrl.stages.running.session import Session
+    from nanoskyrl.stages.running.interface import open_run
 
-    found, settings, given = settings_of(run, config, assignments, flags, of_env=of_env)
-    return Session(found, settings, given=given, keep_up=ahead, ahead=ahead)
+    given = given_to(run, config, assignments, flags, of_env=of_env, preset=preset)
+    return open_run(run, given, keep_up=ahead, ahead=ahead, lasts=lasts)
 
 
 def environments(env: str | None) -> str | dict[str, float] | None:
@@ -156,32 +161,36 @@ def settings_of(
     assignments: list[str] | None = None,
     flags: dict[str, dict[str, Any]] | None = None,
     *,
-    of_env: dict[str, Any] | None = None,
     preset: str | None = None,
     lasts: bool = False,
-) -> tuple[Any, dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Return the run, its merged settings, and those of them that were given now.
+) -> tuple[Any, dict[str, dict[str, Any]]]:
+    """Return the run and its merged settings, for what needs no session; arguments as in `open_session`."""
+    from nanoskyrl.stages.core.runs import Run, default_run
+    from nanoskyrl.stages.running.run_settings import given_settings, settings_for
 
-    Args:
-        run: Its directory.
-        config: A file of settings.
-        assignments: Single settings.
-        flags: Settings that came as flags; None is none.
-        of_env: The same of the environment that is asked for, whichever it is.
-        preset: Settings that ship with the package.
-        lasts: The run keeps what is given; else what differs from the run's is told to hold for this command alone.
-    """
+    given = given_settings(given_to(run, config, assignments, flags, preset=preset))
+    found = Run(as_path(run or default_run()))
+    return found, settings_for(found, given, told=not lasts)
+
+
+def given_to(
+    run: str | None,
+    config: str | None,
+    assignments: list[str] | None,
+    flags: dict[str, dict[str, Any]] | None,
+    *,
+    of_env: dict[str, Any] | None = None,
+    preset: str | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Return the settings that came with a command; arguments as in `open_session`."""
     from nanoskyrl.stages.core.config import merge
     from nanoskyrl.stages.core.runs import Run, default_run
-    from nanoskyrl.stages.running.run_settings import given_settings, kept_settings, settings_for
+    from nanoskyrl.stages.running.run_settings import kept_settings
 
-    found = Run(as_path(run or default_run()))
-    kept = kept_settings(found)  # first: it says where modules are that the others may name
+    kept = kept_settings(Run(as_path(run or default_run())))  # first: it says where modules are that others may name
     given = merge(*(settings for _, settings in sources_of(config, assignments, flags, preset)))
-    if wanted := {key: value for key, value in (of_env or {}).items() if value is not None}:
-        given = merge(given, {_sole_environment(merge(kept, given), wanted): wanted})
-    given = given_settings(given)
-    return found, settings_for(found, given, told=not lasts), given
+    wanted = {key: value for key, value in (of_env or {}).items() if value is not None}
+    return merge(given, {_sole_environment(merge(kept, given), wanted): wanted}) if wanted else given
 
 
 def _sole_environment(settings: dict[str, dict[str, Any]], wanted: dict[str, Any]) -> str:

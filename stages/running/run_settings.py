@@ -115,7 +115,7 @@ def replace_settings(run: Run, settings: Settings) -> None:
     change_settings(run, changes)
     if changes:
         names = ", ".join(
-            f"{table}.{key} = {value!r}" for table, keys in changes.items() for key, value in keys.items()
+            f"{table}.{key} {_said(value)}" for table, keys in changes.items() for key, value in keys.items()
         )
         warnings.warn(Notice(f"`{run.settings_file}` has from now on: {names}"), stacklevel=2)
 
@@ -207,6 +207,10 @@ def _lasting(settings: Mapping[str, Mapping[str, Any]]) -> Settings:
         once = metadata_of(config, "once") if config is not None else ()
         found[table] = {key: value for key, value in keys.items() if key not in once}
     return found
+
+
+def _said(value: Any) -> str:
+    return "at its default" if value is None else f"= {value!r}"
 
 
 def _plain(value: Any) -> Any:
