@@ -115,21 +115,19 @@ def checked(config: type, key: str, value: Any, table: str) -> Any:
             raise SettingsError(
                 f"`{table}.{key}` must be {type_text(of)}, not {value!r}", hint=str(error).split(" - ")[0]
             ) from error
-    hint = meaning_of(config, key)
-    if isinstance(value, str) and (close := did_you_mean(value, words_of(of))):
-        hint = close
-    raise SettingsError(f"`{table}.{key}` must be {wanted}, not {value!r}", hint=hint or "Give a value in this range")
+    close = did_you_mean(value, words_of(of)) if isinstance(value, str) else None
+    raise SettingsError(f"`{table}.{key}` must be {wanted}, not {value!r}", hint=close or _remedy(config, key))
 
 
 def _items(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
 
 
-def meaning_of(config: type, key: str) -> str:
-    """Return what a field is for, and its default, as one text."""
+def _remedy(config: type, key: str) -> str:
+    """Return what to do about a value out of range: the default, and what the field is for."""
     default = next(field.default for field in dataclasses.fields(config) if field.name == key)
-    shown = "" if default in (None, (), dataclasses.MISSING) else f"The default is {default}"
-    return " ".join(text for text in (field_docs(config).get(key, ""), shown) if text)
+    usual = "or leave it out" if default in (None, (), dataclasses.MISSING) else f"such as the default, {default}"
+    return f"Give a value in that range, {usual}. {field_docs(config).get(key, '')}".strip()
 
 
 def bare(of: Any) -> Any:

@@ -58,14 +58,22 @@ class KettleConfig(Checked):
 
 
 WRONG = [
-    ({"litres": 0}, "`kettle.litres` must be above 0 and finite, not 0", "How much it holds. The default is 1.5"),
+    (
+        {"litres": 0},
+        "`kettle.litres` must be above 0 and finite, not 0",
+        "such as the default, 1.5. How much it holds.",
+    ),
     ({"litres": math.inf}, "`kettle.litres` must be above 0 and finite, not inf", "How much"),
     ({"litres": math.nan}, "`kettle.litres` must be above 0 and finite, not nan", "How much"),
-    ({"cups": 0}, "`kettle.cups` must be at least 1, not 0", ""),
+    ({"cups": 0}, "`kettle.cups` must be at least 1, not 0", "or leave it out."),
     ({"cups": "two"}, "`kettle.cups` must be int | None, not 'two'", "Expected"),
-    ({"fill": 2}, "`kettle.fill` must be at least 0 and at most 1, not 2", "The default is 0.5"),
+    ({"fill": 2}, "`kettle.fill` must be at least 0 and at most 1, not 2", "such as the default, 0.5."),
     ({"lid": "shot"}, "`kettle.lid` must be open or shut, not 'shot'", "Did you mean `shut`?"),
-    ({"lid": "xyz"}, "`kettle.lid` must be open or shut, not 'xyz'", "Whether steam can leave. The default is shut"),
+    (
+        {"lid": "xyz"},
+        "`kettle.lid` must be open or shut, not 'xyz'",
+        "such as the default, shut. Whether steam can leave.",
+    ),
     ({"words": ["", "a"]}, "`kettle.words` must be at least 1 character, not", ""),
     ({"teas": []}, "`kettle.teas` must be at least 1 of green or black, not", ""),
     ({"teas": ["red"]}, "`kettle.teas` must be at least 1 of green or black, not", ""),
