@@ -81,4 +81,4 @@ def advantage(
             source=path(scored), output=path(out), policy=start, reference=frozen, previous=path(previous), force=force
         )
     learnable = outcome.manifest.rows_out > sum(outcome.manifest.dropped.values())
-    return finish(outcome, session, "train" if learnable else None, as_json)
+    return finish(outcome, session, "advantage" if learnable else None, as_json)

@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from nanoskyrl.stages.core.code import OtherCode
 from nanoskyrl.stages.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, NanoskyrlError, Notice
+from nanoskyrl.stages.core.registry import names
 from nanoskyrl.stages.learning import rank_errors
 from nanoskyrl_cli import (
     advantage,
@@ -23,10 +25,12 @@ from nanoskyrl_cli import (
     doctor,
     eval,
     export,
+    filter as filter_command,
     grade,
     init,
     list as list_command,
     loop,
+    own_stage,
     plan,
     rollout,
     score,
@@ -38,8 +42,28 @@ from nanoskyrl_cli import (
 )
 from nanoskyrl_cli.options import say, stdout_for_data
 
+
+class Commands(TyperGroup):
+    """Ours, and each stage of somebody's own under the name by which a run asks for it."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; None if there is none of this name."""
+        found = super().get_command(ctx, cmd_name)
+        if found is None and (":" in cmd_name or cmd_name in names("stage")):
+            own = typer.Typer(add_completion=False, rich_markup_mode="rich")
+            own.command(cmd_name)(stdout_for_data(own_stage.command(cmd_name)))
+            found = typer.main.get_command(own)
+        return found
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        ours = super().list_commands(ctx)
+        return [*ours, *(name for name in names("stage") if name not in ours)]
+
+
 app = typer.Typer(
     name="skyrl",
+    cls=Commands,
     help="Agentic reinforcement learning of language models, one Parquet stage at a time.",
     epilog="First steps: skyrl rollout, score, advantage, train, sync; or all of it: skyrl loop --preset quickstart.",
     no_args_is_help=True,
@@ -55,6 +79,7 @@ STAGES, LOOK, SETUP = "Stages", "Looking", "Setting up"
 for panel, command, name in (
     (STAGES, rollout.rollout, "rollout"),
     (STAGES, score.score, "score"),
+    (STAGES, filter_command.filter_rows, "filter"),
     (STAGES, advantage.advantage, "advantage"),
     (STAGES, train.train, "train"),
     (STAGES, sync.sync, "sync"),

@@ -110,6 +110,7 @@ def open_session(
     flags: dict[str, dict[str, Any]] | None = None,
     *,
     of_env: dict[str, Any] | None = None,
+    own: str | None = None,
     ahead: bool = False,
 ) -> "Session":
     """Return the run with its settings.
@@ -120,12 +121,20 @@ def open_session(
         assignments: Single settings.
         flags: Settings that came as flags.
         of_env: What is given of it goes to the table of the environment that is asked for.
+        own: A stage of somebody's own, which the run has from now on.
         ahead: Training stays up, and does not wait for `sync`.
     """
     from nanoskyrl.stages.engines.rollout_config import RolloutConfig
     from nanoskyrl.stages.running.session import Session
 
     found, settings, given = settings_of(run, config, assignments, flags)
+    if own is not None and own not in (stages := settings.get("run", {}).get("stages", ())):
+        if stages:
+            raise SettingsError(
+                f"the run's stages are {', '.join(stages)}, and not `{own}`", hint="Name all of them in `run.stages`"
+            )
+        for tables in (settings, given):
+            tables.setdefault("run", {})["stages"] = [own]
     wanted = {key: value for key, value in (of_env or {}).items() if value is not None}
     if wanted:
         env = settings.get("rollout", {}).get("env", RolloutConfig().env)
@@ -197,16 +206,25 @@ def say(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def finish(outcome: "StageResult", session: "Session", following: str | None, as_json: bool) -> int:
-    """Say what was done and what to type next, or print the manifest; return 3 if rows fell short."""
+def finish(outcome: "StageResult", session: "Session", made: str | None, as_json: bool) -> int:
+    """Say what was done and what to type next, or print the manifest; return 3 if rows fell short.
+
+    Args:
+        outcome: What a stage left.
+        session: Of the run.
+        made: The stage, if the next one is to be named.
+        as_json: Print the manifest.
+    """
     from nanoskyrl.stages.core.runs import DEFAULT_RUN
     from nanoskyrl.stages.looking.show import headline
 
     if as_json:
         emit(outcome.manifest.to_bytes().decode().removesuffix("\n"))
     say(f"{'Up to date: ' if outcome.up_to_date else ''}{headline(outcome.manifest, outcome.output)}")
-    if following and outcome.output.resolve().is_relative_to(session.run.root.resolve()):
+    if made and outcome.output.resolve().is_relative_to(session.run.root.resolve()):
         place = "" if str(session.run.root) == DEFAULT_RUN else f" --run {session.run.root}"
+        stages = [*session.stages.values(), *session.stages.values()]
+        following = stages[list(session.stages).index(made) + 1].command
         say(f"Next: skyrl {following}{place}")
     short = outcome.manifest.fell_short
     if short:

@@ -80,4 +80,4 @@ def rollout(
     session = open_session(run, config, assignments, flags, of_env=of_env)
     with working("rollout"):
         outcome = session.rollout(output=path(out), force=force)
-    return finish(outcome, session, "score", as_json)
+    return finish(outcome, session, "rollout", as_json)

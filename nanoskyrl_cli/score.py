@@ -42,4 +42,4 @@ def score(
     session = open_session(run, config, assignments, {"score": {"rewards": weights(reward) if reward else None}})
     with working("score"):
         outcome = session.score(source=path(rollout), output=path(out), force=force)
-    return finish(outcome, session, "advantage", as_json)
+    return finish(outcome, session, "score", as_json)

@@ -38,4 +38,4 @@ def sync(
     session = open_session(run, config, assignments)
     with working("sync"):
         outcome = session.sync(source=path(trained), output=path(out), target=path(target), force=force)
-    return finish(outcome, session, "rollout", as_json)
+    return finish(outcome, session, "sync", as_json)

@@ -108,7 +108,7 @@ def train(
             state=path(state),
             force=force,
         )
-    return finish(outcome, session, "sync", as_json)
+    return finish(outcome, session, "train", as_json)
 
 
 def _check_options(

@@ -18,6 +18,7 @@ from typing import Any
 
 from nanoskyrl.stages.core.digests import digest_json, digest_text
 from nanoskyrl.stages.core.errors import ConflictError
+from nanoskyrl.stages.core.pipeline import OURS
 from nanoskyrl.stages.core.registry import BUILTIN, package_version
 
 SOURCES = Path(__file__).parents[2]
@@ -60,7 +61,8 @@ def code_of(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         version of the package; digest of all modules; modules, by name the head of the digest of each.
     """
-    modules = imported([f"nanoskyrl.stages.{stage}", *_plugins(settings)], _source)
+    begins = f"nanoskyrl.stages.{stage}" if stage in OURS else "nanoskyrl.stages.core.own_stage"
+    modules = imported([begins, *_plugins(settings)], _source)
     return {
         "version": package_version("nanoskyrl") or "unknown",
         "digest": digest_json(modules),

@@ -93,6 +93,9 @@ TOOL_FORMATS = {
 }
 """Markups of tool calls, in the order in which a chat template is tried with them."""
 
+STAGES = {"filter": "nanoskyrl.stages.filter:FILTER"}
+"""Stages that a run has where `run.stages` names them; those of every run stand in `pipeline.py`."""
+
 BUILTIN: Mapping[str, Mapping[str, str]] = {
     "env": ENVS,
     "bench": BENCHES,
@@ -100,6 +103,7 @@ BUILTIN: Mapping[str, Mapping[str, str]] = {
     "algo": ALGOS,
     "estimator": ESTIMATORS,
     "tool_format": TOOL_FORMATS,
+    "stage": STAGES,
 }
 
 

@@ -17,12 +17,11 @@ from pathlib import Path
 from nanoskyrl.stages.core.errors import InputError, check_numbers
 from nanoskyrl.stages.core.manifest import is_finished
 from nanoskyrl.stages.core.metrics import METRICS
+from nanoskyrl.stages.core.pipeline import STAGES
 
 DEFAULT_RUN = "runs/default"
 EVALUATIONS = "evals"
 """Folder of a run's evaluations, by policy and then by what was evaluated."""
-STAGES = ("rollout", "score", "advantage", "train", "sync")
-INPUT_OF = {"score": "rollout", "advantage": "score", "train": "advantage", "sync": "train"}
 NUMBER = re.compile("[0-9]{1,9}")
 """Of a step or a policy. Python's own idea of digits takes others too, and its int does not take all of them."""
 
@@ -37,6 +36,8 @@ class RunConfig:
     """What `policies/00000000` is made from: `starter`, a directory, or a hub id."""
     lag: int = 0
     """Step k samples from `policies/max(0, k - lag)`."""
+    stages: tuple[str, ...] = ()
+    """Stages besides, each behind the one that it works on: filter, or module:attribute of your own."""
 
     def __post_init__(self) -> None:
         """Refuse a lag that would look ahead."""
@@ -75,6 +76,11 @@ class Run:
         """Return the steps that have a directory, in order."""
         found = ((step_of(path), path) for path in self.root.glob("step-*") if path.is_dir())
         return sorted(step for step, path in found if step is not None and path == self.step(step))
+
+    def made(self, step: int) -> list[str]:
+        """Return the names of the stages that have a folder in a step."""
+        folders = {path.name for path in self.step(step).iterdir() if path.is_dir()}
+        return [*(name for name in STAGES if name in folders), *sorted(folders.difference(STAGES))]
 
     def policies(self) -> list[int]:
         """Return the published versions, in order."""

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from nanoskyrl.stages.core.pipeline import OURS, STEP
+
 SCHEMA_VERSION = 2
 """Raised when a column changes its name, type or meaning. Readers refuse newer ones."""
 RENAMED = {"logprobs": "rollout_logprobs"}
@@ -167,14 +169,15 @@ COLUMNS = (
 
 WITHHELD = ("prompt", "response", "messages", "turns", "metadata")
 """Null in rows of benchmarks whose text must not be written down, and in no others; they have no tokens either."""
-STAGE_ORDER = ("rollout", "score", "advantage")
+STAGE_ORDER = tuple(stage.name for stage in STEP if stage.columns == stage.name)
+"""Stages that add columns."""
 TOKEN_COLUMNS = tuple(column.name for column in COLUMNS if pa.types.is_list(column.type) and column.name != "turns")
 PER_RESPONSE_TOKEN = tuple(name for name in TOKEN_COLUMNS if name not in ("prompt_ids", "response_ids"))
 
 
 def columns_of(stage: str) -> tuple[Column, ...]:
-    """Return the columns present in the shards of a stage (eval writes those of score)."""
-    last = STAGE_ORDER.index("score" if stage == "eval" else stage)
+    """Return the columns present in the shards of a stage of ours."""
+    last = STAGE_ORDER.index(OURS[stage].columns or stage)
     return tuple(column for column in COLUMNS if STAGE_ORDER.index(column.stage) <= last)
 
 

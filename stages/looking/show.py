@@ -15,10 +15,11 @@ from nanoskyrl.envs.graders.kinds import NO_ANSWER
 from nanoskyrl.envs.tool_formats.own import calls_in_words
 from nanoskyrl.stages import rollout as rollout_stage, score as score_stage
 from nanoskyrl.stages.core.errors import InputError, SettingsError
-from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
+from nanoskyrl.stages.core.manifest import PASSES_ON, Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics
+from nanoskyrl.stages.core.pipeline import RESERVED, STAGES
 from nanoskyrl.stages.core.rows import from_table
-from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import Trajectory
@@ -38,7 +39,7 @@ def headline(manifest: Manifest, output: Path) -> str:
         "sync": _sync_line, "eval": _eval_line,
     }  # fmt: skip
     try:
-        text = lines[manifest.stage](manifest, output)
+        text = lines.get(manifest.stage, _own_line)(manifest, output)
     # A manifest that somebody made by hand, or an evaluation whose summary is gone.
     except (InputError, KeyError, TypeError, AttributeError, ValueError, OSError):
         text = f"{manifest.rows_out} rows of `{manifest.stage}`"
@@ -70,6 +71,15 @@ def _advantage_line(manifest: Manifest, output: Path) -> str:
     kept = manifest.rows_out - sum(manifest.dropped.values())
     dropped = ", ".join(f"{reason} {count}" for reason, count in manifest.dropped.items())
     return f"{kept} of {manifest.rows_out} rows to learn from" + (f" (left out: {dropped})" if dropped else "")
+
+
+def _own_line(manifest: Manifest, output: Path) -> str:
+    """Return what a stage of somebody's own did to the rows that it passed on."""
+    dropped = ", ".join(f"{reason} {count}" for reason, count in manifest.dropped.items())
+    left = (
+        f"{manifest.rows_out} of {manifest.rows_in} rows of {manifest.facts[PASSES_ON]} passed on by {manifest.stage}"
+    )
+    return left + (f" (dropped: {dropped})" if dropped else "")
 
 
 def _train_line(manifest: Manifest, output: Path) -> str:
@@ -296,8 +306,8 @@ def _run_table(run: Run, limit: int) -> Table:
         grid.add_column(name, justify="right")
     scores, trains, loops = (latest(lines, stage) for stage in ("score", "train", "loop"))
     for step in run.steps()[-limit:]:
-        finished = [stage for stage in STAGES if _is_readable(run.stage(step, stage))]
-        done = "all" if len(finished) == len(STAGES) else f"to {finished[-1]}" if finished else "none"
+        finished = [stage for stage in run.made(step) if _is_readable(run.stage(step, stage))]
+        done = "all" if {*STAGES} <= {*finished} else f"to {finished[-1]}" if finished else "none"
         score, train, loop = scores.get(step, {}), trains.get(step, {}), loops.get(step, {})
         values = (
             number_in(score, "reward/success"),
@@ -322,8 +332,13 @@ def _is_readable(directory: Path) -> bool:
 
 def _seconds_by_hand(lines: list[dict[str, Any]], step: int) -> float | None:
     """Return the seconds of a step's stages, for a step that no loop timed."""
-    found = [number_in(latest(lines, stage).get(step, {}), "timing/total") for stage in STAGES]
+    found = [number_in(line, "timing/total") for stage in _stages_in(lines) if (line := latest(lines, stage).get(step))]
     return sum(value for value in found if value is not None) or None
+
+
+def _stages_in(lines: list[dict[str, Any]]) -> list[str]:
+    """Return the stages of a step that left numbers: those of every run, and those of somebody's own."""
+    return sorted({str(line.get("stage")) for line in lines} - (RESERVED - {*STAGES}))
 
 
 def timing_table(run: Run) -> Table:
@@ -359,9 +374,10 @@ def time_spent(run: Run) -> dict[str, float]:
         "environments": environments,
         "rollout, besides": spent("rollout") - spent("rollout", "generate") - spent("rollout", "env"),
         "score": spent("score"),
+        **{stage: spent(stage) for stage in _stages_in(lines) if stage not in STAGES},
         "advantage": spent("advantage"),
         "train, besides": spent("train") - training,
         "sync": spent("sync"),
         "eval, besides": spent("eval") - spent("eval", "generate") - spent("eval", "env"),
-        "loop, besides": max(0.0, spent("loop") - sum(spent(stage) for stage in STAGES)) if spent("loop") else 0.0,
+        "loop, besides": max(0.0, spent("loop") - sum(map(spent, _stages_in(lines)))) if spent("loop") else 0.0,
     }

@@ -7,19 +7,28 @@ up. Killed anywhere, it goes on at the first step without a finished sync.
 import gc
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.eval.prices import read_prices
-from nanoskyrl.stages.core.config import Settings, merge, plugin_config, stage_config, to_plain, with_later_keys
+from nanoskyrl.stages.core.config import (
+    Settings,
+    config_class,
+    merge,
+    plugin_config,
+    stage_config,
+    to_plain,
+    with_later_keys,
+)
 from nanoskyrl.stages.core.errors import ConflictError, InputError, check_numbers, told_as
 from nanoskyrl.stages.core.manifest import first_difference
 from nanoskyrl.stages.core.metrics import MetricsLog, latest, read_metrics
 from nanoskyrl.stages.core.output import discard
+from nanoskyrl.stages.core.pipeline import STAGES, training_half
 from nanoskyrl.stages.core.registry import lookup
-from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.stopping import terminated_as_interrupted
 from nanoskyrl.stages.core.storage import locked, write_whole
 from nanoskyrl.stages.engines.task_order import weights_of
@@ -96,6 +105,9 @@ def resolve(session: Session) -> dict[str, dict[str, Any]]:
         # Which servers generate may change from one call to the next; what they sample does not.
         places = getattr(config, "PLACES", ())
         resolved[name] = {key: value for key, value in to_plain(config).items() if key not in places}
+    for stage in session.stages.values():
+        if stage.called:
+            resolved[stage.called] = to_plain(plugin_config(settings, "stage", stage.called))
     for name in (configs["eval"].env, *configs["eval"].bench):
         if name:
             resolved[name] = to_plain(plugin_config(settings, "env", name))
@@ -139,7 +151,7 @@ def loop(
         try:
             return _steps(session, config, told, begins, force=force)
         finally:
-            session.close()
+            session.kept.close()
             trackers.close()
 
 
@@ -159,26 +171,27 @@ def _steps(session: Session, config: LoopConfig, report: Report, begins: Begins,
         _evaluate(session, first, config, report, force=force)
 
     def done(step: int) -> None:
-        report(step, step_numbers(run, step))
+        report(step, step_numbers(run, step, session.stages))
         _evaluate(session, step + 1, config, report)
 
     if place is not None and place.apart:
         trainer = TrainerProcess(session, place.train, config.steps, config.keep_states)
         overlapped(session, trainer, first, config.steps, done, begins)
         return max(0, config.steps - first)
+    learns = training_half(session.stages)
     for step in range(first, config.steps):
         if step == first + 1:
             # Libraries and models are up by now: a million objects that every collection would look through.
             gc.collect()
             gc.freeze()
         began = time.perf_counter()
-        for stage in STAGES:
-            if place is not None and stage == "advantage":
-                session.close()  # the servers make room on the GPUs that they share with the learner
+        for stage in session.stages:
+            if place is not None and stage == learns[0]:
+                session.kept.close()  # the servers make room on the GPUs that they share with the learner
             begins(step, stage)
-            getattr(session, stage)(step)
-            if place is not None and stage == "train":
-                session.release_learner()
+            session.make(stage, step)
+            if place is not None and stage == learns[-1]:
+                session.kept.release_learner()
         session.prune(step, config.keep_states)
         MetricsLog(run.metrics, step).write("loop", {"timing/total": time.perf_counter() - began})
         done(step)
@@ -186,12 +199,13 @@ def _steps(session: Session, config: LoopConfig, report: Report, begins: Begins,
 
 
 def placed(settings: Settings, place: Placement | None) -> Settings:
-    """Return the settings with the GPUs that generate."""
+    """Return the settings with the GPUs that generate, for the engines that take some."""
     if place is None:
         return settings
-    gpus = ",".join(map(str, place.generate)) or "cpu"
-    device = {"device": f"cuda:{place.generate[0]}" if place.generate else "cpu"}
-    return merge(settings, {"vllm": {"gpus": gpus}, "hf": device})
+    named = (stage_config(settings, "rollout").engine, stage_config(settings, "sync").engine or "hf")
+    of_engines: dict[str, Any] = {name: config_class(name) for name in named}
+    takes = [name for name, config in of_engines.items() if hasattr(config, "on_gpus")]
+    return merge(settings, *({name: of_engines[name].on_gpus(place.generate)} for name in takes))
 
 
 def _make_way(session: Session, first: int, place: Placement | None) -> None:
@@ -256,11 +270,11 @@ def _evaluate(session: Session, version: int, config: LoopConfig, report: Report
                 report(version, {"stage": "eval", **lines[version]})
 
 
-def step_numbers(run: Run, step: int) -> dict[str, Any]:
-    """Return the newest numbers of all stages of a step."""
+def step_numbers(run: Run, step: int, stages: Iterable[str] = STAGES) -> dict[str, Any]:
+    """Return the newest numbers of the stages of a step."""
     numbers: dict[str, Any] = {}
     lines = read_metrics(run.metrics, tail_bytes=TAIL)
-    for stage in (*STAGES, "loop"):
+    for stage in (*stages, "loop"):
         found = latest(lines, stage).get(step, {})
         numbers |= {key if not key.startswith("timing/") else f"{stage}/{key}": value for key, value in found.items()}
     return numbers

@@ -22,9 +22,10 @@ from nanoskyrl.stages.core.config import merge, stage_config
 from nanoskyrl.stages.core.errors import ConflictError, EngineError, InputError, SettingsError
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.metrics import read_metrics
+from nanoskyrl.stages.core.pipeline import STAGES
 from nanoskyrl.stages.core.registry import ALGOS, lookup
 from nanoskyrl.stages.core.rows import row_arrays, to_table
-from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.trajectory import Turn
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig, Sampling, settled

@@ -2,8 +2,9 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from nanoskyrl.stages.core.errors import SettingsError, check_numbers, check_words
 from nanoskyrl.stages.core.gpus import gpus_of
@@ -73,6 +74,11 @@ class VllmConfig:
     we did not start, or that spread a model over GPUs; 0: none."""
     self_test_tolerance: float | None = None
     """Largest mean gap in nats of that test; None: 1e-3 in float32, 0.05 in bfloat16."""
+
+    @staticmethod
+    def on_gpus(gpus: Sequence[int]) -> dict[str, Any]:
+        """Return the settings under which it runs on these GPUs, or on the CPU where there is none."""
+        return {"gpus": ",".join(map(str, gpus)) or "cpu"}
 
     def __post_init__(self) -> None:
         """Refuse numbers and names that cannot be meant."""

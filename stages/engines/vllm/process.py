@@ -10,7 +10,6 @@ Written for vLLM 0.26 to 0.32. Worked round, each with a test that notices when 
 
 import contextlib
 import ctypes
-import http.client
 import json
 import os
 import secrets
@@ -21,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -202,15 +200,6 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
-
-
-def answers(url: str, *, seconds: float) -> bool:
-    """Say whether a server says that it is well."""
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=seconds) as response:
-            return response.status == 200
-    except (OSError, http.client.HTTPException):
-        return False
 
 
 def _die_with_parent() -> None:
