@@ -181,8 +181,10 @@ class Preparation:
         """Return what a stage of somebody's own is called with."""
         source, target, step = self.places.of(stage, step, source, output)
         record = self.stages[stage]
-        given = record, source, plugin_config(self.settings, "stage", record.command)
-        return Work(target, step, partial(run_own, *given, output=target), partial(head_of_own, *given))
+        config = plugin_config(self.settings, "stage", record.command)
+        return Work(
+            target, step, partial(run_own, record, source, target, config), partial(head_of_own, record, source, config)
+        )
 
     def _work_of(
         self, stage: str, source: Any, output: Path, config: Any, step: int | None, alive: Alive = dict, **given: Any

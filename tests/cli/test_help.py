@@ -9,6 +9,7 @@ from nanoskyrl_cli.main import app, run
 COMMANDS = [
     "rollout",
     "score",
+    "filter",
     "advantage",
     "train",
     "sync",
