@@ -25,7 +25,6 @@ from nanoskyrl_cli import (
     doctor,
     eval,
     export,
-    filter as filter_command,
     grade,
     init,
     list as list_command,
@@ -46,19 +45,27 @@ from nanoskyrl_cli.options import say, stdout_for_data
 class Commands(TyperGroup):
     """Ours, and each stage of somebody's own under the name by which a run asks for it."""
 
+    _asked = ""
+    """The command that was typed: the only one whose stage is loaded."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that was typed."""
+        self._asked = args[0]
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; None if there is none of this name."""
         found = super().get_command(ctx, cmd_name)
         if found is None and (":" in cmd_name or cmd_name in names("stage")):
             own = typer.Typer(add_completion=False, rich_markup_mode="rich")
-            own.command(cmd_name)(stdout_for_data(own_stage.command(cmd_name)))
+            command = own_stage.command(cmd_name, load=cmd_name == self._asked)
+            own.command(cmd_name, rich_help_panel=STAGES)(stdout_for_data(command))
             found = typer.main.get_command(own)
         return found
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
-        ours = super().list_commands(ctx)
-        return [*ours, *(name for name in names("stage") if name not in ours)]
+        return [*super().list_commands(ctx), *names("stage")]
 
 
 app = typer.Typer(
@@ -79,7 +86,6 @@ STAGES, LOOK, SETUP = "Stages", "Looking", "Setting up"
 for panel, command, name in (
     (STAGES, rollout.rollout, "rollout"),
     (STAGES, score.score, "score"),
-    (STAGES, filter_command.filter_rows, "filter"),
     (STAGES, advantage.advantage, "advantage"),
     (STAGES, train.train, "train"),
     (STAGES, sync.sync, "sync"),

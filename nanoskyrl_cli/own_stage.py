@@ -18,20 +18,21 @@ from nanoskyrl_cli.options import (
 from nanoskyrl_cli.progress import working
 
 
-def command(called: str, words: str | None = None) -> Callable[..., Any]:
+def command(called: str, *, load: bool) -> Callable[..., Any]:
     """Return the command of a stage.
 
     Args:
         called: The name by which settings ask for it.
-        words: What its help says; None: what the stage's function says of itself.
+        load: Let its help say what the stage's function says of itself.
 
     Raises:
         SettingsError: there is no such stage.
     """
-    if words is None:
+    words = "A stage that a run has where `run.stages` names it."
+    if load:
         from nanoskyrl.stages.core.pipeline import own_stage
 
-        words = (own_stage(called).run.__doc__ or f"Pass rows on by `{called}`.").strip().split("\n\n")[0]
+        words = (own_stage(called).run.__doc__ or words).split("Raises:")[0]
 
     def work(
         source: SourceArgument = None,

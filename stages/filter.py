@@ -51,7 +51,9 @@ class FilterConfig:
 
 
 def drop_rows(table: pa.Table, config: FilterConfig) -> tuple[pa.Table, Mapping[str, int]]:
-    """Return the rows of the trajectories that stay, and how many rows went, by the first expression that was true.
+    """Drop trajectories of which an expression of `filter.drop` is true, each under the name of the first that is.
+
+    Example: skyrl filter --set 'filter.drop={too_long = "completion_tokens > 400"}'
 
     Raises:
         SettingsError: an expression cannot be worked out of a row.

@@ -9,7 +9,6 @@ from nanoskyrl_cli.main import app, run
 COMMANDS = [
     "rollout",
     "score",
-    "filter",
     "advantage",
     "train",
     "sync",
