@@ -1,8 +1,11 @@
 """The command of a stage of somebody's own: `skyrl NAME`, or `skyrl module:attribute`."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.pipeline import own_stage
 from nanoskyrl_cli.options import (
     ConfigOption,
     ForceOption,
@@ -14,25 +17,20 @@ from nanoskyrl_cli.options import (
     finish,
     open_session,
     path,
+    settings_of,
 )
 from nanoskyrl_cli.progress import working
 
 
-def command(called: str, *, load: bool) -> Callable[..., Any]:
+def command(called: str) -> Callable[..., Any]:
     """Return the command of a stage.
 
     Args:
         called: The name by which settings ask for it.
-        load: Let its help say what the stage's function says of itself.
-
-    Raises:
-        SettingsError: there is no such stage.
     """
-    words = "A stage that a run has where `run.stages` names it."
-    if load:
-        from nanoskyrl.stages.core.pipeline import own_stage
-
-        words = (own_stage(called).run.__doc__ or words).split("Raises:")[0]
+    words = None
+    with contextlib.suppress(SettingsError):  # the run may say where its module lies; if not, the session refuses it
+        words = own_stage(called).run.__doc__
 
     def work(
         source: SourceArgument = None,
@@ -43,11 +41,16 @@ def command(called: str, *, load: bool) -> Callable[..., Any]:
         force: ForceOption = False,
         as_json: JsonOption = False,
     ) -> int:
-        session = open_session(run, config, assignments, own=called)
+        stages = settings_of(run, config, assignments, lasts=True)[1].get("run", {}).get("stages", ())
+        if stages and called not in stages:
+            raise SettingsError(
+                f"the run's stages are {', '.join(stages)}, and not `{called}`", hint="Name all of them in `run.stages`"
+            )
+        session = open_session(run, config, assignments, {"run": {"stages": None if stages else [called]}})
         stage = next(stage.name for stage in session.stages.values() if stage.called == called)
         with working(stage):
             outcome = session.own(stage, source=path(source), output=path(out), force=force)
         return finish(outcome, session, stage, as_json)
 
-    work.__doc__ = words
+    work.__doc__ = (words or "").split("Raises:")[0]
     return work

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from nanoskyrl.stages.core.checked import Checked
 from nanoskyrl.stages.core.errors import SettingsError, did_you_mean
 from nanoskyrl.stages.core.pipeline import Stage
 from nanoskyrl.stages.core.rows import from_table
@@ -31,14 +32,14 @@ NODES = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.Constant, ast.Name, ast.Call, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilterConfig:
+class FilterConfig(Checked):
     """What is dropped."""
 
     drop: dict[str, str] = field(default_factory=dict)
     """Expressions by name, such as { too_long = "completion_tokens > 400" }: a trajectory goes if one is true of one
     of its rows. They speak of the columns of score; a null leaves open what it stands in, and == None finds it."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         """Refuse what is no expression over columns."""
         for name, text in self.drop.items():
             names = [node.id for node in ast.walk(_parsed(name, text)) if isinstance(node, ast.Name)]

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from nanoskyrl.stages.core.code import plugin_digests
-from nanoskyrl.stages.core.config import to_plain
+from nanoskyrl.stages.core.config import row_settings
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.manifest import PASSES_ON, Head, Manifest, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
@@ -68,7 +68,7 @@ def head_of_own(stage: Stage, source: Path, config: Any) -> Head:
     plugins = {**made.settings.get("plugins", {}), **plugin_digests(stage.command).get("plugins", {})}
     return Head(
         stage=stage.name,
-        settings={**made.settings, stage.command: to_plain(config), **({"plugins": plugins} if plugins else {})},
+        settings={**made.settings, stage.command: row_settings(config), **({"plugins": plugins} if plugins else {})},
         inputs={made.stage: made.digest},
         policy=made.policy,
     )

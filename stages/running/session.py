@@ -25,7 +25,7 @@ from nanoskyrl.stages.engines.base import face_of
 from nanoskyrl.stages.engines.task_order import sole_environment
 from nanoskyrl.stages.models.policy import policy_digest, resolve_policy
 from nanoskyrl.stages.running.preparation import Preparation, Work
-from nanoskyrl.stages.running.run_settings import remembering
+from nanoskyrl.stages.running.run_settings import names_lost_settings, remembering
 
 
 class StageResult(NamedTuple):
@@ -57,6 +57,7 @@ class Session(Preparation):
         work = getattr(self, stage) if stage in OURS else partial(self.own, stage)
         return work(step, **named)
 
+    @names_lost_settings
     def own(
         self,
         stage: str,
@@ -69,6 +70,7 @@ class Session(Preparation):
         """Let a stage of somebody's own work on a step's trajectories."""
         return self._outcome(self.own_work(stage, step, source, output), force)
 
+    @names_lost_settings
     def rollout(
         self, step: int | None = None, *, policy: Path | None = None, output: Path | None = None, force: bool = False
     ) -> StageResult:
@@ -81,9 +83,9 @@ class Session(Preparation):
         config = self.rollout_config(step=step)
         self.engine_config(config.engine)
         environment_and_tasks(config, self.settings)
-        work = self.rollout_work(step, policy, output)
-        return self._outcome(work, force, remembers=output is None)
+        return self._outcome(self.rollout_work(step, policy, output), force)
 
+    @names_lost_settings
     def score(
         self, step: int | None = None, *, source: Path | None = None, output: Path | None = None, force: bool = False
     ) -> StageResult:
@@ -112,6 +114,7 @@ class Session(Preparation):
             if is_finished(self.run.stage(step, name)):
                 discard(self.run.stage(step, name))
 
+    @names_lost_settings
     def advantage(
         self,
         step: int | None = None,
@@ -149,6 +152,7 @@ class Session(Preparation):
         previous = previous or self.places.advantages_before(step, config)
         return preview(source, config, Models(policy, reference, self.kept.passes()), previous)
 
+    @names_lost_settings
     def train(
         self,
         step: int | None = None,
@@ -190,9 +194,9 @@ class Session(Preparation):
             if step is None:
                 raise SettingsError("sync needs a place for the policy", hint="Name one with `--target`")
             target = self.run.policy(step + 1)
-        work = self.sync_work(step, source, record, target)
-        return self._outcome(work, force, remembers=False)._replace(output=target)
+        return self._outcome(self.sync_work(step, source, record, target), force)._replace(output=target)
 
+    @names_lost_settings
     def eval(
         self, name: str | None = None, *, policy: Path | None = None, output: Path | None = None, force: bool = False
     ) -> StageResult:
@@ -223,22 +227,22 @@ class Session(Preparation):
         settings = settings_of(what, rollout_config.engine, self.settings)
         engine = self.kept.engine(rollout_config.engine, settings)
         run = partial(evaluate, policy, target, config, rollout_config, name=what, settings=settings, engine=engine)
-        return self._outcome(Work(target, version, run), force, remembers=False)
+        return self._outcome(Work(target, version, run), force)
 
-    def _outcome(self, work: Work, force: bool, *, remembers: bool = True) -> StageResult:
+    def _outcome(self, work: Work, force: bool) -> StageResult:
         """Let a stage work, and return what it left behind.
 
         Args:
             work: The stage, and where it writes.
             force: Whether to replace an output.
-            remembers: Whether a run keeps the settings that came with the command.
         """
         output, step = work.output, work.step
         was = is_finished(output) and not force
         inside = self.run.root.resolve() in output.resolve().parents
         log = MetricsLog(self.run.metrics if inside else output.parent / METRICS, step) if is_main() else MetricsLog()
-        # Not beside the command that goes on in the run.
-        remembers = remembers and step is not None and is_main() and not self.places.ahead
+        # What is said for output elsewhere says nothing of the run; nor does what trains beside its command.
+        own = step is not None and output.resolve().parent == self.run.step(step).resolve()
+        remembers = own and is_main() and not self.places.ahead
         with remembering(self.run, self.settings, self.given, output) if remembers else contextlib.nullcontext():
             return StageResult(work.run(force=force, log=log), output, was)
 
@@ -247,6 +251,10 @@ class Session(Preparation):
         config = stage_config(self.settings, "eval")
         env = config.env or stage_config(self.settings, "rollout").env
         return list(config.bench) or ([None] if isinstance(env, str) else sorted(env))
+
+    def close(self) -> None:
+        """Stop what the engines started."""
+        self.kept.close()
 
     def prune(self, step: int, keep: int) -> None:
         """Delete the optimizer's state of the step that is no longer among the newest; `keep` 0 keeps all."""
