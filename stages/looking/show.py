@@ -306,8 +306,10 @@ def _run_table(run: Run, limit: int) -> Table:
         grid.add_column(name, justify="right")
     scores, trains, loops = (latest(lines, stage) for stage in ("score", "train", "loop"))
     for step in run.steps()[-limit:]:
-        finished = [stage for stage in run.made(step) if _is_readable(run.stage(step, stage))]
-        done = "all" if {*STAGES} <= {*finished} else f"to {finished[-1]}" if finished else "none"
+        finished = {name: found for name in run.made(step) if (found := _readable(run.stage(step, name)))}
+        used = {name for manifest in finished.values() for name in manifest.inputs}
+        last = [name for name in finished if name not in used]
+        done = "all" if {*STAGES} <= {*finished} else f"to {last[-1]}" if last else "none"
         score, train, loop = scores.get(step, {}), trains.get(step, {}), loops.get(step, {})
         values = (
             number_in(score, "reward/success"),
@@ -322,12 +324,12 @@ def _run_table(run: Run, limit: int) -> Table:
     return grid
 
 
-def _is_readable(directory: Path) -> bool:
-    """Say whether a stage ended here and left a manifest that can be read; `verify` says what is wrong with it."""
+def _readable(directory: Path) -> Manifest | None:
+    """Return the manifest of a stage that ended here; None if there is none, or one that `verify` calls broken."""
     try:
-        return is_finished(directory) and bool(read_manifest(directory))
+        return read_manifest(directory) if is_finished(directory) else None
     except InputError:
-        return False
+        return None
 
 
 def _seconds_by_hand(lines: list[dict[str, Any]], step: int) -> float | None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 
 import pyarrow.parquet as pq
@@ -102,9 +103,15 @@ def test_it_is_shown_and_its_command_finds_it_up_to_date(made, capsys):
     assert f"Next: skyrl short --run {made.root}" in capsys.readouterr().err
 
 
-def test_verify_finds_an_output_that_was_made_from_another_than_its_own(made, tmp_path):
-    import shutil
+def test_a_step_is_shown_up_to_the_stage_that_nothing_was_made_of_yet(made, tmp_path, capsys):
+    shutil.copytree(made.root, tmp_path / "run")
+    for name, shown in (("sync", "to train"), ("train", "to advantage"), ("advantage", "to short")):
+        shutil.rmtree(Run(tmp_path / "run").stage(1, name))
+        assert skyrl(["show", str(tmp_path / "run")]) == 0
+        assert re.search(rf"^ +1 +{shown}", capsys.readouterr().out, re.MULTILINE)
 
+
+def test_verify_finds_an_output_that_was_made_from_another_than_its_own(made, tmp_path):
     shutil.copytree(made.root, tmp_path / "run")
     shutil.copyfile(
         made.stage(0, "short") / "_manifest.json", Run(tmp_path / "run").stage(1, "short") / "_manifest.json"
