@@ -303,7 +303,7 @@ def _run_table(run: Run, limit: int) -> Table:
     grid = Table(box=None, pad_edge=False)
     names = ("step", "finished", "success", "reward", "loss", "entropy", "kl", "grad norm", "seconds")
     for name in names:
-        grid.add_column(name, justify="right")
+        grid.add_column(name, justify="right", no_wrap=name == "finished")
     scores, trains, loops = (latest(lines, stage) for stage in ("score", "train", "loop"))
     for step in run.steps()[-limit:]:
         finished = {name: found for name in run.made(step) if (found := _readable(run.stage(step, name)))}
