@@ -46,7 +46,7 @@ def advantage(
     previous: Annotated[
         str | None,
         typer.Option(
-            help="Advantages that an adaptive KL goes on from; default: the step before's.", show_default=False
+            help="Advantages that an adaptive KL continues from; default: the step before's.", show_default=False
         ),
     ] = None,
     run: RunOption = None,

@@ -44,7 +44,7 @@ COMMANDS = (
         "loop",
         STAGES,
         "loop:loop",
-        "Run rollout, score, advantage, train and sync, step after step; go on where a killed run stopped.",
+        "Run rollout, score, advantage, train and sync, step after step; resume where a killed run stopped.",
     ),
     (
         "serve",
@@ -170,7 +170,7 @@ def common(
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code; errors that a user can mend are printed, not raised."""
+    """Run the command line and return its exit code; errors that a user can fix are printed, not raised."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a model may write what no terminal can show
@@ -179,7 +179,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     told, show = set(), warnings.showwarning
 
     def tell(message: Any, *place: Any) -> None:
-        """Print what users are told; that outputs were made by other code, once for the same modules."""
+        """Print notices for users; that outputs were made by other code, once for the same modules."""
         from nanoskyrl.stages.core.code import OtherCode
 
         if isinstance(message, OtherCode):
@@ -200,7 +200,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     try:
         code = app(args=list(arguments) if arguments is not None else None, prog_name="skyrl", standalone_mode=False)
-        if code == EXIT_INTERRUPTED:  # what typer makes of Ctrl-C, without a word
+        if code == EXIT_INTERRUPTED:  # what typer makes of Ctrl-C, silently
             print("interrupted", file=sys.stderr)
         return code if isinstance(code, int) else 0
     except NanoskyrlError as error:

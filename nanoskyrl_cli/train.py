@@ -114,7 +114,7 @@ def train(
 def _check_options(
     follow: bool, advantages: list[str] | None, run: str | None, *, steps: bool, others: dict[str, object]
 ) -> None:
-    """Refuse what would be dropped without a word."""
+    """Refuse what would be dropped in silence."""
 
     if not follow:
         if steps:

@@ -121,7 +121,7 @@ def evaluate(
     Raises:
         NanoskyrlError: bad settings or input, an output in the way or where the text may not go, or an engine that
             cannot start.
-        ShortError: an endpoint left attempts unanswered; the same command goes on with those.
+        ShortError: an endpoint left attempts unanswered; the same command resumes with those.
     """
     watch = Stopwatch()
     name = str(name or config.env or rollout_config.env)

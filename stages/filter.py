@@ -21,7 +21,7 @@ from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.trajectory import TOKEN_COLUMNS, Trajectory, columns_of
 
 COLUMNS = tuple(column.name for column in columns_of("score") if column.name not in TOKEN_COLUMNS)
-"""What expressions may speak of; `prompt_tokens` and `completion_tokens` count the tokens."""
+"""The names that expressions may use; `prompt_tokens` and `completion_tokens` count the tokens."""
 FUNCTIONS = (len, abs, min, max)
 OPEN = (
     ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.USub, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In,
@@ -37,7 +37,7 @@ class FilterConfig(Checked):
 
     drop: dict[str, str] = field(default_factory=dict)
     """Expressions by name, such as { too_long = "completion_tokens > 400" }: a trajectory goes if one is true of one
-    of its rows. They speak of the columns of score; a null leaves open what it stands in, and == None finds it."""
+    of its rows. They use the columns of score; a null leaves open what it is part of, and == None finds it."""
 
     def check(self) -> None:
         """Refuse what is no expression over columns."""
@@ -46,7 +46,7 @@ class FilterConfig(Checked):
             known = (*COLUMNS, *(function.__name__ for function in FUNCTIONS))
             if unknown := next((one for one in names if one not in known), None):
                 raise SettingsError(
-                    f"`filter.drop.{name}` speaks of `{unknown}`, which is no column that can be asked for",
+                    f"`filter.drop.{name}` uses `{unknown}`, which is no column that can be asked for",
                     hint=did_you_mean(unknown, COLUMNS) or f"There are {', '.join(COLUMNS)}",
                 )
 

@@ -162,7 +162,7 @@ def _order(config: RolloutConfig, env: str) -> TaskOrder:
 
 def files_of(config: Any) -> dict[str, str]:
     """Return the digest of every file that the settings name."""
-    # What the hub holds under a name is told by its revision, which is part of the name.
+    # What the hub holds under a name is known by its revision, which is part of the name.
     return {
         key: digest_text(value) if value.startswith(HUB) else digest_path(as_path(value))
         for key, value in to_plain(config).items()

@@ -32,7 +32,7 @@ class SyncConfig(Checked):
     tolerance: FinitePositive | None = None
     """Nats by which the engine's canary log-probs may differ from the trainer's, mean weighted by probability; None:
     1e-4, 0.06 for servers in bfloat16, any after training on weights in 4 bits. More is refused where no sums of
-    weights prove that they arrived, else it is told."""
+    weights prove that they arrived, else it is reported."""
 
 
 def sync(

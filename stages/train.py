@@ -2,7 +2,7 @@
 
 Mini-batches hold whole prompts. Every denominator is the mini-batch's, so how it is cut
 into micro-batches changes nothing but rounding. The output holds the trained policy, the
-state to go on from, and what the update did to each trajectory. It is all or nothing: a
+state to resume from, and what the update did to each trajectory. It is all or nothing: a
 killed train starts again from the previous state and ends with the same bytes.
 """
 
@@ -94,7 +94,7 @@ def train(
             drawn_for = table.column("trajectory_id")[0].as_py() if table.num_rows else ""
             torch.manual_seed(derive_seed(seed, "train", drawn_for) % 2**32)
             groups = table.column("group_id").to_pylist()
-            # Where no group teaches anything, the policy goes on as it is.
+            # Where no group teaches anything, the policy continues as it is.
             for epoch in range(config.update_epochs_per_batch if table.num_rows else 0):
                 order = mini_batches(groups, config.policy_mini_batch_size, derive_seed(seed, drawn_for, epoch))
                 steps += [update.step(learner, rows) for rows in order]

@@ -2,7 +2,7 @@
 
 `{secret}` is a file of the caller's that holds a secret, `{tcp}`, `{tcp6}`, `{udp}` and `{unix}` are where something of
 the caller's listens, `{free}` is a port that it tries to reach, `{interface}` a network it is on, `{pid}` is the caller,
-`{out}` is a path outside that does not exist, `{variable}` stands in the caller's environment.
+`{out}` is a path outside that does not exist, `{variable}` is in the caller's environment.
 """
 
 READS = {

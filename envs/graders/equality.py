@@ -253,7 +253,7 @@ def _is_one(text: str) -> bool:
 
 
 def members_of(text: str | Sequence[object]) -> list[str]:
-    """Split at commas, semicolons and words between answers, that stand in no bracket; outer brackets do not count."""
+    """Split at commas, semicolons and words between answers, that are in no bracket; outer brackets do not count."""
     if not isinstance(text, str):
         return [str(member) for member in text]
     if len(text) > MAX_TEXT:

@@ -181,7 +181,7 @@ class VerifiersEpisode:
         return Step(messages=replies, done=False, tool_calls=records)
 
     def close(self) -> dict[str, Any]:
-        """End the rollout if it goes on, and have the rubric judge it."""
+        """End the rollout if it is not over, and have the rubric judge it."""
         if self._rollout is None:
             return {}
         if not self._rollout.done():

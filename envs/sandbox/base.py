@@ -7,7 +7,7 @@ milliseconds. Inside there is no network, no variable of the caller's environmen
 nothing of the caller's files but the system's libraries; time, memory, processes, output
 and files have limits. That was tried with an attack suite (tests/envs/test_sandbox.py); it is no audit.
 
-What the program does wrong is told in `Ran`. A backend that does not work raises: that is
+What the program does wrong is reported in `Ran`. A backend that does not work raises: that is
 a failure of infrastructure, and never a wrong answer.
 """
 
@@ -157,7 +157,7 @@ def run_python(
 class PythonSession:
     """Programs of one trajectory, each beginning with the names that the earlier ones left; `monty` alone has that.
 
-    Where a program meets a limit nothing is left to go on from: the next one begins anew.
+    Where a program meets a limit nothing is left to resume from: the next one begins anew.
     """
 
     def __init__(self, limits: Limits = Limits(), files: dict[str, bytes] | None = None) -> None:

@@ -37,7 +37,7 @@ FOLDER = "/mnt/folder"
 READ_ONLY = ("--size", "1048576", "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--remount-ro", "/")
 """bwrap makes the root and /dev in memory, without a limit; files in /dev/shm are limited instead."""
 FILTER = "@filter"
-"""Stands in a command for the handle of the filter of system calls."""
+"""In a command, stands for the handle of the filter of system calls."""
 FIRST_USER, USERS = 0x7000_0000, 1 << 20
 """Users that nobody is: one for each call, so that calls count and signal apart."""
 

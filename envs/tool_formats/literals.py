@@ -183,7 +183,7 @@ def _gemma(value: Any) -> str:
 
 
 def _after(text: str, start: int, opening: str, closing: str) -> int:
-    """Return where to go on after a call that cannot be read."""
+    """Return where to continue after a call that cannot be read."""
     following = text.find(opening, start)
     end = text.find(closing, start, following if following >= 0 else len(text))
     if end >= 0:

@@ -31,7 +31,7 @@ class CodeConfig:
     """What happens where an output was made by other code than there is now."""
 
     strict: bool = False
-    """Refuse it. False: a finished output stays and the difference is told; an unfinished one is begun again."""
+    """Refuse it. False: a finished output stays and the difference is reported; an unfinished one is begun again."""
 
 
 class OtherCode(ConflictError, UserWarning):
@@ -52,7 +52,7 @@ class OtherCode(ConflictError, UserWarning):
             hint="Take `code.strict` out of the settings, or make it again with `--force`",
         )
         self.says = (does, *modules)
-        """The same of all outputs that differ in the same modules: enough to be told once."""
+        """The same of all outputs that differ in the same modules: enough to be reported once."""
 
 
 def code_of(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:

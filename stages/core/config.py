@@ -33,7 +33,7 @@ GONE = {
     "gspo.seq_log_ratio_max": 10.0,
     "gpqa.shuffle_seed": 0,
 }
-"""Settings of earlier versions, and the values that hold now: such a key is read, told once, and ignored."""
+"""Settings of earlier versions, and the values that hold now: such a key is read, named once, and ignored."""
 _told: set[str] = set()
 _THERE = object()
 
@@ -125,10 +125,10 @@ def read_file(path: Path) -> Settings:
             value = yaml.load(text, _yaml_loader()) or {}
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise InputError(
-                f"`{path}` is not YAML: {' '.join(str(error).split())}", hint="Mend the line it names"
+                f"`{path}` is not YAML: {' '.join(str(error).split())}", hint="Fix the line it names"
             ) from error
     else:
-        with told_as(InputError, f"`{path}` is not TOML", ValueError, RecursionError, hint="Mend the line it names"):
+        with told_as(InputError, f"`{path}` is not TOML", ValueError, RecursionError, hint="Fix the line it names"):
             value = tomllib.loads(text)
     if not isinstance(value, dict):
         raise SettingsError(f"`{path}` holds no tables", hint="Write tables such as [rollout]")

@@ -113,7 +113,7 @@ def read_manifest(directory: Path, *, stage: str | Sequence[str] | None = None) 
         if located(directory, STARTED).exists():
             found = read_started(directory).get("stage", "stage")
             raise InputError(
-                f"`{directory}` is unfinished: `{found}` did not end", hint=f"Run `skyrl {found}` again to go on"
+                f"`{directory}` is unfinished: `{found}` did not end", hint=f"Run `skyrl {found}` again to resume"
             ) from error
         raise InputError(f"`{directory}` has no {MANIFEST}", hint="Name a directory that a stage wrote") from error
     except (ValueError, RecursionError) as error:

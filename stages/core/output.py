@@ -167,7 +167,7 @@ def open_output(
 
 
 def is_current(directory: Path, head: Head) -> bool:
-    """Say whether a finished output is what this head would make; one of other code is told, and stays.
+    """Say whether a finished output is what this head would make; one of other code is reported, and stays.
 
     Raises:
         InputError: its manifest cannot be read.

@@ -42,7 +42,7 @@ class Stage:
 
     @property
     def table(self) -> str:
-        """The stage whose outputs are told apart by what they hold: of somebody's own, whose tables it passes on."""
+        """The stage whose outputs are distinguished by what they hold: of somebody's own, whose tables it passes on."""
         return self.columns or self.name
 
     @property

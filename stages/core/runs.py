@@ -6,7 +6,7 @@
       step-000000/{rollout,score,advantage,train,sync}/  step-000001/...
       evals/00000000/NAME/
 
-Stages that are not told their input or output find it here.
+Stages whose input or output is not named find it here.
 """
 
 import os
@@ -107,7 +107,7 @@ class Run:
         if begun is not None:
             raise InputError(
                 f"`{self.stage(begun, stage)}` is unfinished: `{stage}` did not end",
-                hint=f"Run `skyrl {stage}` again to go on",
+                hint=f"Run `skyrl {stage}` again to resume",
             )
         raise InputError(
             f"run `{self.root}` has no finished `{stage}`", hint=f"Run `skyrl {stage}` first, or name the input"

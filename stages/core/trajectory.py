@@ -22,7 +22,7 @@ SCHEMA_VERSION = 2
 RENAMED = {"logprobs": "rollout_logprobs"}
 """Columns of schema 1 by the names they have now; nothing else changed in the table."""
 SCHEMA_KEY = b"nanoskyrl.schema_version"
-"""Where the version stands in the metadata of every Parquet file."""
+"""Where the version is in the metadata of every Parquet file."""
 
 STATUSES = ("completed", "truncated", "max_turns", "failed")
 STOP_REASONS = {
@@ -162,7 +162,7 @@ COLUMNS = (
     Column("shaped_reward", FLOAT64, "advantage", "what the estimator saw: reward with the punishment for length and the KL; equal to reward without", True),
     Column("advantages", FLOAT32S, "advantage", "per response token, 0 where loss_mask is 0; null where the row is not kept", True),
     Column("returns", FLOAT32S, "advantage", "PPO: targets of the critic", True),
-    Column("values", FLOAT32S, "advantage", "PPO: what the critic foretold", True),
+    Column("values", FLOAT32S, "advantage", "PPO: what the critic predicted", True),
     Column("old_logprobs", FLOAT32S, "advantage", "nats under the policy at the start of the update, where asked for", True),
     Column("ref_logprobs", FLOAT32S, "advantage", "nats under the frozen reference, where asked for", True),
     Column("kept", BOOL, "advantage", "whether `train` learns from the row"),

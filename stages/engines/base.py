@@ -1,7 +1,7 @@
 """What generates: an engine takes prompt tokens and returns sampled tokens with their log-probs.
 
 A token engine loads a policy and can prove which one it holds. A chat engine (`openai`)
-asks an endpoint for text, a text engine (`scripted`) writes what it was told: they show no
+asks an endpoint for text, a text engine (`scripted`) writes what it was given: they show no
 tokens, and their trajectories are for reading and scoring, marked untrainable.
 """
 
@@ -35,7 +35,7 @@ class SamplingParams:
     logprobs_mode: str = "processed"
     """processed: of the distribution drawn from; raw: of the logits as they are; recomputed: none."""
     stop_strings: tuple[str, ...] = ()
-    """Texts that end a turn as soon as they stand in it; they stay in it."""
+    """Texts that end a turn as soon as they occur in it; they stay in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Request:
     """Of this turn's random draws, and of nothing else's."""
     max_tokens: int
     group: str = ""
-    """Requests of one group begin alike, and are kept together where that saves work."""
+    """Requests of one group begin the same way, and are kept together where that saves work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ class TokenEngine(Engine, ABC):
 
 
 class AsyncEngine(Engine, ABC):
-    """Works on many requests at once, each on its own; episodes go on while others wait."""
+    """Works on many requests at once, each on its own; episodes continue while others wait."""
 
     capacity: int
     """Attempts that are worth having alive at once."""

@@ -138,7 +138,7 @@ def show(
         SettingsError: there is no such row.
     """
     if limit < 1:
-        raise SettingsError(f"`--limit` must be at least 1, not {limit}", hint="Give a number of rows")
+        raise SettingsError(f"`--limit` must be at least 1, not {limit}", hint="Leave it out for 10")
     console = Console(file=file)
     if place.suffix == ".parquet":
         table = read_part(place)

@@ -149,7 +149,7 @@ def _check_policy(run: Run, version: int, verdict: Findings) -> None:
         return
     try:
         facts = read_manifest(made).facts
-    except InputError:  # told with the other stages of its step
+    except InputError:  # reported with the other stages of its step
         return
     verdict.checked += 1
     if critic_digest(place) != facts.get("critic"):
@@ -159,7 +159,7 @@ def _check_policy(run: Run, version: int, verdict: Findings) -> None:
 
 
 def _published(run: Run) -> set[str]:
-    """Return the digests of the run's policies; one that cannot be told has been called broken already."""
+    """Return the digests of the run's policies; one that cannot be read has been called broken already."""
     found = set()
     for version in run.policies():
         with contextlib.suppress(InputError):

@@ -1,7 +1,7 @@
 """The whole loop: rollout, score, advantage, train, sync, step after step, resumable.
 
 It calls the stages as a shell script would, in one process that keeps engine and learner
-up. Killed anywhere, it goes on at the first step without a finished sync.
+up. Killed anywhere, it resumes at the first step without a finished sync.
 """
 
 import gc
@@ -50,7 +50,7 @@ TAIL = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopConfig(Checked):
-    """How long the loop goes on, and what it does besides."""
+    """How long the loop runs, and what it does besides."""
 
     steps: NonNegativeInt = 60
     """Policies to train, counted from the beginning of the run."""
@@ -65,7 +65,7 @@ class LoopConfig(Checked):
     gpus_train: str | None = None
     """The same for training, one process a GPU."""
     trackers: tuple[str, ...] = ()
-    """tensorboard, wandb: told the numbers of each step, besides metrics.jsonl."""
+    """tensorboard, wandb: given the numbers of each step, besides metrics.jsonl."""
 
     def check(self) -> None:
         """Refuse GPUs and trackers that do not exist."""
@@ -86,7 +86,7 @@ def resolve(session: Session) -> dict[str, dict[str, Any]]:
     """Return all settings that can change the rows of a loop, defaults and what the algorithm decides included.
 
     Raises:
-        SettingsError: a table cannot be meant, or the algorithm lacks a setting.
+        SettingsError: a table is invalid, or the algorithm lacks a setting.
     """
     settings = session.settings
     configs = {name: stage_config(settings, name) for name in ("run", "score", "train", "sync", "eval", "off_policy")}
@@ -129,19 +129,19 @@ def loop(
     """Train until the run has as many policies as asked for, and return how many steps were done now.
 
     Args:
-        run: The run's directory; a new one, or one to go on with.
+        run: The run's directory; a new one, or one to continue with.
         settings: Tables, merged.
         given: Those of them that came with the command; what the run does not hold yet of them, it keeps. None: all.
         report: Called after each step, and after each evaluation, with the newest numbers.
         begins: Called when a stage begins here.
-        force: Go on with other settings than the run began with. What unsynced steps hold that was made under others
+        force: Continue with other settings than the run began with. What unsynced steps hold that was made under others
             is made again.
 
     Raises:
         ConflictError: the run began with other settings.
         InputError: evaluations are to be priced, and the table has no prices of the run's model.
         OutputError: another loop is at work in the run.
-        KeyboardInterrupt: at SIGTERM, too, once what was started is stopped; it goes on when it is called again.
+        KeyboardInterrupt: at SIGTERM, too, once what was started is stopped; it continues when it is called again.
     """
     settings = given_settings(settings)
     config: LoopConfig = stage_config(settings, "loop")
@@ -250,7 +250,7 @@ def _check_settings(run: Run, resolved: dict[str, Any]) -> None:
         name, now, then = difference
         raise ConflictError(
             f"run `{run.root}` began with another `{name}`: {json.dumps(then)}, now {json.dumps(now)}",
-            hint="Name another run with `--run`, or go on with the new settings with `--force`",
+            hint="Name another run with `--run`, or continue with the new settings with `--force`",
         )
 
 

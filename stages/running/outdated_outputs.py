@@ -2,7 +2,7 @@
 
 A run whose settings are changed may be steps ahead: with a lag, rollouts and even trainings
 are finished before their turn. What the settings in force would not make again is deleted
-before anything goes on; the rest stays, byte for byte.
+before anything continues; the rest stays, byte for byte.
 """
 
 from pathlib import Path

@@ -125,7 +125,7 @@ class Places:
             return None
         if manifest is None:
             raise InputError(
-                f"`{policy}` was made by `{made}`, which is not finished: there is no state to go on from",
+                f"`{policy}` was made by `{made}`, which is not finished: there is no state to resume from",
                 hint=f"Train it again: `skyrl train --run {self.run.root} {self.run.stage(step - 1, 'advantage')}`",
             )
         raise InputError(

@@ -51,8 +51,8 @@ class Preparation:
             run: Where inputs and outputs lie that are not named.
             settings: Tables, already merged.
             keep_up: Keep engine and learner from stage to stage.
-            ahead: Train beside another command of the run: from what the step before left, without waiting until
-                `sync` has published it, and without a word in the run's settings.
+            ahead: Start from the previous step's unpublished policy and leave run.toml alone. Used by the trainer that
+                runs in parallel with the loop.
             processes: That would train together.
         """
         check_place(run)

@@ -45,15 +45,15 @@ def follow(
     stop: threading.Event | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> int:
-    """Train every step of the run whose scores are finished, until told to stop; return how many were done.
+    """Train every step of the run whose scores are finished, until stopped; return how many were done.
 
     Args:
         session: Of the run; with `keep_up`, so that the learner stays, and `ahead`. The run remembers its settings,
             unless a loop keeps this trainer: then they are the loop's.
-        steps: Policies to train, counted from the beginning of the run; None: until told to stop.
+        steps: Policies to train, counted from the beginning of the run; None: until stopped.
         keep_states: Optimizer states kept of the newest steps; 0 keeps all.
         stop: Ends it when it is set.
-        say: Told what happens.
+        say: Called with what happens.
 
     Raises:
         OutputError: another trainer follows the run.

@@ -22,7 +22,7 @@ from nanoskyrl.stages.core.errors import SandboxError, SettingsError
 LIMITS = Limits(seconds=0.5, memory_mb=256)
 ROOMY = Limits(seconds=120.0, memory_mb=256)
 SLACK = 120.0
-"""Seconds past a program's own that starting and ending it may take on a busy machine; attacks go on for longer."""
+"""Seconds past a program's own that starting and ending it may take on a busy machine; attacks last longer."""
 
 
 def backends(*names: str):

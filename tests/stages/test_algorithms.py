@@ -278,7 +278,7 @@ def test_dapo_punishes_long_turns_softly_and_others_do_not(group):
 
 def test_a_step_in_which_nothing_can_be_learnt_leaves_the_policy_as_it_is(tmp_path):
     run = Run(tmp_path / "run")
-    # So cold that a group's attempts are all alike.
+    # So cold that a group's attempts are all equal.
     cold = {"rollout": {"max_sample_batches": 2, "temperature": 0.001}, "loop": {"steps": 2}}
     loop(run, merge(DAPO, cold))
     assert [line["train/optimizer_steps"] for line in metrics(run, "train")] == [0, 0]

@@ -266,9 +266,9 @@ def test_a_null_leaves_open_what_it_stands_in(expression, drops, make_trajectory
 @pytest.mark.parametrize(
     ("expression", "told"),
     [
-        ("reward <", "is no expression"), ("rewards < 1", "speaks of `rewards`"), ("response_ids", "speaks of"),
+        ("reward <", "is no expression"), ("rewards < 1", "uses `rewards`"), ("response_ids", "uses"),
         ("task_id > 3", "cannot be worked out"), ("completion_tokens", "no yes or no"), ("task_id.upper()", "cannot"),
-        ("__import__('os')", "speaks of"), ("[x for x in turns]", "speaks of"), ("completion_tokens ** 2", "cannot"),
+        ("__import__('os')", "uses"), ("[x for x in turns]", "uses"), ("completion_tokens ** 2", "cannot"),
         ("lambda: 1", "cannot"), ("1 / 0 > 1", "division by zero"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Going on in a run with other settings, when it is steps ahead: what is made again, and what stays."""
+"""Continuing in a run with other settings, when it is steps ahead: what is made again, and what stays."""
 
 import shutil
 

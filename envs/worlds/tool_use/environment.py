@@ -64,7 +64,7 @@ class ToolUseConfig(Checked):
     sandbox: Sandbox = "auto"
     """Where python_exec runs; auto: the first that works here."""
     python_session: bool = False
-    """Whether a program of python_exec goes on from the names of the one before; only monty can."""
+    """Whether a program of python_exec continues from the names of the one before; only monty can."""
     mcp: tuple[str, ...] = field(default=(), metadata=COMMAND)
     """MCP servers whose tools are offered, too: commands such as "python server.py", or http addresses."""
     mcp_timeout_seconds: PositiveFloat = 60.0

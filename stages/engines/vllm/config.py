@@ -65,7 +65,7 @@ class VllmConfig(Checked):
     """No CUDA graphs and no compilation; None: only on a CPU."""
     compile: bool | None = None
     """Compile the model before it serves, which takes a minute and gives a fifth more tokens per second; CUDA graphs
-    are there either way. None: models of more than 1 GiB of weights. `args` that speak of it count."""
+    are there either way. None: models of more than 1 GiB of weights. `args` that set it count."""
     args: tuple[str, ...] = field(default=(), metadata=COMMAND)
     """Further arguments of the server."""
     start_seconds: FinitePositive = field(default=900.0, metadata=PLACE)

@@ -124,7 +124,7 @@ class ServerKeeper:
         if found is None:
             raise EngineError(
                 f"the servers of run `{self._place}` are no longer kept up",
-                hint="Start `skyrl serve` again, and go on",
+                hint="Start `skyrl serve` again, and continue",
             )
         if server.index < len(found.addresses):
             server.client.url, server.client.key = found.addresses[server.index].url, found.key

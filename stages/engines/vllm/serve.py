@@ -31,13 +31,13 @@ Say = Callable[[str], None]
 def serve(
     run: Run, policy: Path, config: VllmConfig, *, say: Say = lambda text: None, stop: threading.Event | None = None
 ) -> None:
-    """Keep servers up until told to stop: by `stop`, SIGINT or SIGTERM.
+    """Keep servers up until stopped: by `stop`, SIGINT or SIGTERM.
 
     Args:
         run: The run whose `servers.json` is written.
         policy: What they begin with.
         config: The engine's settings.
-        say: Told what happens.
+        say: Called with what happens.
         stop: Ends the serving when it is set.
 
     Raises:
