@@ -13,6 +13,7 @@ import typer
 
 from nanoskyrl.stages.core.errors import EXIT_OK, EXIT_SHORT, SettingsError
 from nanoskyrl.stages.core.storage import as_path
+from nanoskyrl_cli.progress import working
 
 if TYPE_CHECKING:
     from nanoskyrl.stages.running.interface import OpenRun
@@ -256,6 +257,13 @@ def finish(outcome: "StageResult", session: "Session", made: str | None, as_json
     if short:
         say(f"{short} of {outcome.manifest.rows_out} rows fell short: see `skyrl show {outcome.output}`")
     return EXIT_SHORT if short else EXIT_OK
+
+
+def make(session: "Session", stage: str, as_json: bool, **named: Any) -> int:
+    """Let a stage work on what is named, and say what it did; return the exit code."""
+    with working(stage):
+        outcome = session.make(stage, **named)
+    return finish(outcome, session, stage, as_json)
 
 
 def print_json(value: Any) -> None:

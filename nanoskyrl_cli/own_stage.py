@@ -14,12 +14,11 @@ from nanoskyrl_cli.options import (
     RunOption,
     SetOption,
     SourceArgument,
-    finish,
+    make,
     open_session,
     path,
     settings_of,
 )
-from nanoskyrl_cli.progress import working
 
 
 def command(called: str) -> Callable[..., Any]:
@@ -48,9 +47,7 @@ def command(called: str) -> Callable[..., Any]:
             )
         session = open_session(run, config, assignments, {"run": {"stages": None if stages else [called]}})
         stage = next(stage.name for stage in session.stages.values() if stage.called == called)
-        with working(stage):
-            outcome = session.own(stage, source=path(source), output=path(out), force=force)
-        return finish(outcome, session, stage, as_json)
+        return make(session, stage, as_json, source=path(source), output=path(out), force=force)
 
     work.__doc__ = (words or "").split("Raises:")[0]
     return work

@@ -20,7 +20,7 @@ INSTEAD = {
     r"st(?:and|ands|ood) in": "stored in, is in",
     r"without a word": "silently",
     r"speaks? of": "refers to, uses",
-    r"usual number|give one\b": "a hint that says what to do, or none",
+    r"usual number": "a hint that says what to do, or none",
 }
 """What search does not find, and what is written instead."""
 WORDS = re.compile(rf"\b(?:{'|'.join(INSTEAD)})\b", re.IGNORECASE)

@@ -109,9 +109,7 @@ class _Literals:
 
 def _unescaped(found: re.Match[str]) -> str:
     code = found[1]
-    if len(code) > 1:
-        return chr(int(code[1:], 16))
-    return _ESCAPES.get(code, code)
+    return chr(int(code[1:], 16)) if len(code) > 1 else _ESCAPES.get(code, code)
 
 
 # LFM2: <|tool_call_start|>[name(key='value'), ...]<|tool_call_end|>

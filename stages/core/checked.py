@@ -123,11 +123,11 @@ def _items(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
 
 
-def _remedy(config: type, key: str) -> str:
-    """Return what to do about a value out of range: the default, and what the field is for."""
+def _remedy(config: type, key: str) -> str | None:
+    """Return the default of a setting and what it is for; None where there is neither to say."""
     default = next(field.default for field in dataclasses.fields(config) if field.name == key)
     usual = "" if default in (None, (), dataclasses.MISSING) else f"The default is {default}. "
-    return usual + field_docs(config).get(key, "")
+    return usual + field_docs(config).get(key, "") or None
 
 
 def bare(of: Any) -> Any:

@@ -200,9 +200,15 @@ def _print_table(console: Console, grid: Table) -> None:
     console.width = width
 
 
+def _print_facts(console: Console, facts: dict[str, str]) -> None:
+    grid = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in facts.items():
+        grid.add_row(name, escape(value))
+    console.print(grid)
+
+
 def _show_policy(console: Console, place: Path) -> None:
     info = read_info(place)
-    grid = Table(box=None, show_header=False, pad_edge=False)
     facts = {
         "policy": str(place),
         "digest": policy_digest(place),
@@ -211,9 +217,7 @@ def _show_policy(console: Console, place: Path) -> None:
         "parameters": f"{count_parameters(place):,}" + (" (adapter)" if is_adapter(place) else ""),
         "files": ", ".join(file.name for file in policy_files(place)),
     }
-    for name, value in facts.items():
-        grid.add_row(name, escape(value))
-    console.print(grid)
+    _print_facts(console, facts)
 
 
 def _show_table(console: Console, table: pa.Table, row: int | None, limit: int) -> None:
@@ -269,10 +273,7 @@ def _show_trajectory(console: Console, t: Trajectory) -> None:
         "success": str(t.success) if t.score_status else "not scored yet",
         "metadata": json.dumps(t.metadata, ensure_ascii=False),
     }
-    grid = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in facts.items():
-        grid.add_row(name, escape(value))
-    console.print(grid)
+    _print_facts(console, facts)
     colours = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
     for message in t.messages:
         role = str(message.get("role"))
