@@ -57,7 +57,7 @@ class FleetConfig:
     timeout_seconds: float = 60.0
     """Longest wait for one answer of a server."""
     sandbox: str = "auto"
-    """Where verifiers of local tasks run: auto, monty, sandlock or bwrap."""
+    """Where verifiers of local tasks run: auto, monty or bwrap."""
 
     def __post_init__(self) -> None:
         """Refuse backends and limits that do not exist."""

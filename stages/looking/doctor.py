@@ -113,8 +113,7 @@ def _sandboxes() -> list[Check]:
 
     remedies = {
         "monty": "pip install 'pydantic-monty>=1.4,<1.5'",
-        "sandlock": "pip install 'nanoskyrl[sandbox]', on Linux 6.7 or newer; only full Python needs it",
-        "bwrap": "Install the package bubblewrap; only full Python where sandlock does not work needs it",
+        "bwrap": "Install the package bubblewrap, or pip install 'nanoskyrl[sandbox]'; only full Python needs it",
     }
     return [
         Check(f"sandbox {name}", why is None, why or "runs a program", remedies[name], needed=False)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from attacks import ATTACKS, CONTROL, EXHAUSTION, MAY_LACK, SIGNALS
 
-from nanoskyrl.envs.sandbox import base as sandbox, sandlock as sandbox_sandlock
+from nanoskyrl.envs.sandbox import base as sandbox
 from nanoskyrl.envs.sandbox.base import Limits, PythonSession, Ran, available, run_command, run_python
 from nanoskyrl.stages.core.errors import SandboxError, SettingsError
 
@@ -34,7 +34,7 @@ def backends(*names: str):
     ]
 
 
-ALL, FULL = backends("monty", "sandlock", "bwrap"), backends("sandlock", "bwrap")
+ALL, FULL = backends("monty", "bwrap"), backends("bwrap")
 
 
 @pytest.fixture(scope="module")
@@ -292,26 +292,11 @@ def test_programs_run_from_many_threads_at_once(backend):
     assert found == {i: Ran(True, f"{i}\n", "", None) for i in range(24)}
 
 
-def test_a_program_that_sandlock_kills_without_a_word_is_run_once_more(monkeypatch, tmp_path):
-    killed = Ran(ok=False, stdout="", stderr="", reason="memory")
-    ran = Ran(ok=True, stdout="1\n", stderr="", reason=None)
-
-    def outcomes(*results):
-        left = list(results)
-        monkeypatch.setattr(sandbox_sandlock, "_run_discarding", lambda *_: left.pop(0))
-        return sandbox_sandlock.run_python("print(1)", "", {}, ROOMY, tmp_path), left
-
-    assert outcomes(killed, ran) == (ran, [])
-    assert outcomes(killed, killed) == (killed, [])
-    late = Ran(ok=False, stdout="1\n", stderr="", reason="memory")
-    assert outcomes(late, ran) == (late, [ran])
-
-
 def test_a_sandbox_that_does_not_work_is_an_error_and_no_verdict(monkeypatch):
-    reasons = {"monty": None, "sandlock": "no kernel", "bwrap": "no bwrap"}
+    reasons = {"monty": None, "bwrap": "no bwrap"}
     monkeypatch.setattr(sandbox, "why_not", reasons.get)
-    with pytest.raises(SandboxError, match="no kernel"):
-        run_python("1", backend="sandlock")
+    with pytest.raises(SandboxError, match="no bwrap"):
+        run_python("1", backend="bwrap")
     with pytest.raises(SandboxError, match="full Python"):
         sandbox.full_python()
 

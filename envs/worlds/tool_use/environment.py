@@ -59,7 +59,7 @@ class ToolUseConfig:
     corpus: str | None = None
     """A .jsonl or .parquet file of title and text, in place of the encyclopedia that ships."""
     sandbox: str = "auto"
-    """Where python_exec runs: monty, sandlock, bwrap, or auto, the first that works here."""
+    """Where python_exec runs: monty, bwrap, or auto, the first that works here."""
     python_session: bool = False
     """Whether a program of python_exec goes on from the names of the one before; only monty can."""
     mcp: tuple[str, ...] = ()
