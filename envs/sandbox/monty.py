@@ -91,6 +91,8 @@ def run_session(
 def _reason(message: str, limits: Limits) -> str:
     if message.startswith("TimeoutError: feed time limit exceeded"):
         return "timeout"
+    if message.startswith("MemoryError: the worker exceeded its memory limit"):  # it is gone
+        return "memory"
     if message.startswith("MemoryError: memory limit exceeded"):
         return "output" if message.endswith(f"> {limits.output_bytes} bytes") else "memory"
     return "error"

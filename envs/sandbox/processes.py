@@ -145,7 +145,9 @@ def talk(process: "subprocess.Popen[bytes]", stdin: bytes, limits: Limits, too_m
                 stopped = "output"
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    stdout, stderr = (bytes(text[: limits.output_bytes]).decode("utf-8", "replace") for text in written.values())
+    out, err = (bytes(text) for text in written.values())
+    out = out[: limits.output_bytes]
+    stdout, stderr = out.decode("utf-8", "replace"), err[: limits.output_bytes - len(out)].decode("utf-8", "replace")
     reason = stopped or _reason(process.wait(), stderr)
     return Ran(reason is None, stdout, stderr, reason)
 
