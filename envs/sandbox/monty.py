@@ -85,7 +85,9 @@ def run_session(
     written = {"stdout": "", "stderr": ""}
     for stream, text in output.output:
         written[stream] += text
-    return Ran(reason is None, written["stdout"], written["stderr"] + error, reason), after
+    # What an error says is the program's, too, and of any length; its end tells most.
+    said = written["stderr"] + error[-limits.output_bytes :]
+    return Ran(reason is None, written["stdout"], said, reason), after
 
 
 def _reason(message: str, limits: Limits) -> str:

@@ -2,10 +2,12 @@
 
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,8 +28,11 @@ READABLE = tuple(dict.fromkeys((sys.base_prefix, sys.prefix, sysconfig.get_paths
 def ordinary_user() -> list[str]:
     """Return a command that starts another as a user without rights, where root's home may hold what it needs."""
     binds = [word for path in READABLE for word in ("--ro-bind", path, path)]
+    above = dict.fromkeys(folder for path in READABLE for folder in reversed(Path(path).parents))
+    folders = [w for f in above if f.is_relative_to("/root/") and f != Path("/root") for w in ("--dir", str(f))]
+    opened = [word for folder in folders[1::2] for word in ("--chmod", "0755", folder)]
     return [
-        str(bwrap()), "--bind", "/", "/", "--dev-bind", "/dev", "/dev", "--tmpfs", "/root", *binds,
+        str(bwrap()), "--bind", "/", "/", "--dev-bind", "/dev", "/dev", "--tmpfs", "/root", *folders, *opened, *binds,
         "--setenv", "HOME", "/tmp", "--",
         "setpriv", "--reuid", "54321", "--regid", "54321", "--clear-groups", "--inh-caps=-all",
     ]  # fmt: skip
@@ -82,6 +87,16 @@ def test_no_attack_succeeds(backend, who, promise):
         pytest.skip("that is what we are")
     found = outcomes(backend, who)
     assert [found[name] for name in PROMISES[promise].attacks if found[name]["breach"] is not None] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root")
+def test_the_ordinary_user_is_one():
+    need(FULL_PYTHON)
+    code = (
+        "import os; print(os.getuid(), os.getgroups(), open('/proc/self/status').read().split('CapEff:')[1].split()[0])"
+    )
+    ran = subprocess.run([*ordinary_user(), sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == (f"54321 [] {'0' * 16}\n", "")
 
 
 @pytest.mark.slow
