@@ -16,35 +16,34 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
-from nanoskyrl.stages.core.errors import SandboxError, SettingsError, check_numbers
+from nanoskyrl.stages.core.checked import Checked, PositiveFloat, PositiveInt
+from nanoskyrl.stages.core.errors import SandboxError, SettingsError
 
 BACKENDS = {
     "monty": "nanoskyrl.envs.sandbox.monty",
     "bwrap": "nanoskyrl.envs.sandbox.bwrap",
 }
+Sandbox = Literal["auto", "monty", "bwrap"]
 FULL_PYTHON = "bwrap"
 """The backend that runs CPython."""
 INSTALL = "`pip install 'nanoskyrl[sandbox]'` or install the package bubblewrap (Linux), and see `skyrl doctor`"
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(Checked):
     """What a program may use."""
 
-    seconds: float = 5.0
+    seconds: PositiveFloat = 5.0
     """Wall clock; in `monty`, time in which the program runs."""
-    memory_mb: int = 512
+    memory_mb: PositiveInt = 512
     """Of the program with all its processes; beside it there may be `file_mb` of files in memory."""
-    output_bytes: int = 65536
+    output_bytes: PositiveInt = 65536
     """Of stdout and stderr together; a program that writes more is stopped."""
-    processes: int = 16
-    file_mb: int = 16
+    processes: PositiveInt = 16
+    file_mb: PositiveInt = 16
     """Largest file, and in `run_python` all files together."""
-
-    def __post_init__(self) -> None:
-        """Refuse limits under which nothing runs."""
-        check_numbers("Limits", self, "seconds", "memory_mb", "output_bytes", "processes", "file_mb", above=0)
 
 
 @dataclass(frozen=True)
