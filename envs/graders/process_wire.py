@@ -190,7 +190,8 @@ class Wire:
         except ProgramEnded:
             raise
         except BaseException as error:  # the program's, and SystemExit is one of them
-            self.failed |= type(error) is AssertionError  # the program's own are of another class here
+            # The program's own are of a class of their own here.
+            self.failed |= isinstance(error, AssertionError) and not isinstance(error, error_of_program(AssertionError))
             message = self.encoded(["raised", [type(error), error.args], self.printed(), ()])
         self.send(message)
 

@@ -6,12 +6,12 @@ takes no other name, no builtin and no module of the program's. It cannot be tra
 child.
 """
 
+import ast
 import builtins
 import ctypes
 import importlib
 import io
 import json
-import keyword
 import os
 import random
 import re
@@ -97,9 +97,12 @@ def run_tests(order: Any, wire: "Wire") -> None:
 
 
 def used_names(tests: str) -> list[str]:
-    """Return every word of the tests that can be a name of the program's: none of Python's own, none with `__`."""
-    words = dict.fromkeys(re.findall(r"[^\W\d]\w*", tests))
-    return [w for w in words if not (w.startswith("__") or hasattr(builtins, w) or keyword.iskeyword(w))]
+    """Return the names that tests read and that can be the program's: none of Python's own, none with `__`.
+
+    No word of a text is among them, for that may be an answer.
+    """
+    read = [node.id for node in ast.walk(ast.parse(tests)) if isinstance(node, ast.Name)]
+    return [name for name in dict.fromkeys(read) if not (name.startswith("__") or hasattr(builtins, name))]
 
 
 def own_module(name: str, tests: str) -> Any:

@@ -274,6 +274,9 @@ BUILTINS = (
         ("class A:\n    __sub__ = lambda s, o: 0.0\nf = lambda x: A()", "assert abs(f(3) - 9) < 1e-6"),
         ("class A:\n    __sub__ = __abs__ = lambda *a: A()\n    __lt__ = lambda *a: True\nf = lambda x: A()",
          "assert abs(f(3) - 9) < 1e-6"),
+        ("class Failed(AssertionError): pass\ndef each(check, xs):\n    for x in xs:\n        try: check(x)\n"
+         "        except BaseException: pass",
+         "class Wrong(AssertionError): pass\ndef check(x):\n    if x != 7: raise Wrong\neach(check, [1, 2])"),
         ("len = lambda x: 3\nf = lambda x: []", "assert len(f(3)) == 3"),
         ("import builtins\nbuiltins.len = lambda x: 3\nf = lambda x: []", "assert len(f(3)) == 3"),
         ("def f(x): raise StopIteration", "assert all(map(lambda case: f(case[0]) == case[1], [(3, 9)]))"),
@@ -283,3 +286,23 @@ BUILTINS = (
 )  # fmt: skip
 def test_one_assert_is_not_forged(program, tests):
     assert run_tests(program, tests, LIMITS)[0] is False
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize(
+    "tests",
+    [
+        'assert f("Ada") == "Berlin"',
+        "assert f('Ada') == f'{\"Berlin\"}'",
+        'cases = [{"who": "Ada", "lives": "Berlin"}]\nassert all(f(c["who"]) == c["lives"] for c in cases)',
+        'assert f("Ada") == dict(Berlin=1).popitem()[0]',
+        'assert f("Ada") == "Berlin"  # Berlin',
+    ],
+)
+def test_no_word_of_a_text_in_the_tests_reaches_the_program(tests):
+    program = (
+        f"{WIRE}seen, names = [], wire.operations['names']\n"
+        "def hear(asked):\n    seen.extend(asked)\n    return names(asked)\nwire.operations['names'] = hear\n"
+        "def f(x): return 'Berlin' if 'Berlin' in seen else None"
+    )
+    assert run_tests(program, tests, LIMITS) == (False, "a test fails")
