@@ -33,12 +33,16 @@ from nanoskyrl.envs.sandbox.processes import (
 BOX = "/box"
 """Where a program's directory lies inside."""
 PYTHON, FOLDER, PACKAGE = "/mnt/python", "/mnt/folder", "/mnt/package"
-READ_ONLY = ("--size", "1048576", "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--remount-ro", "/")
+IN_MEMORY = "/dev/shm"
+"""In memory and open to writing, beside the folder that a program or a command is given for that."""
+READ_ONLY = ("--size", "1048576", "--tmpfs", IN_MEMORY, "--remount-ro", "/dev", "--remount-ro", "/")
 """bwrap makes the root and /dev in memory, without a limit; files in /dev/shm are limited instead."""
 FILTER = "@filter"
 """Stands in a command for the handle of the filter of system calls."""
 FIRST_USER, USERS = 0x7000_0000, 1 << 20
 """Users that nobody is: one for each program, or directory, so that they count apart."""
+
+CAP_SYS_PTRACE = 19
 
 _calls = itertools.count(os.getpid() << 8)
 
@@ -64,7 +68,15 @@ def missing() -> str | None:
     for tool in ("setpriv", "prlimit"):
         if shutil.which(tool) is None:
             return f"`{tool}` is not installed (package util-linux)"
+    if os.geteuid() == 0 and not _rights() >> CAP_SYS_PTRACE & 1:
+        return "root has no CAP_SYS_PTRACE here, without which nobody sees what a program's processes hold"
     return seccomp.missing()
+
+
+def _rights() -> int:
+    """Return this process's capabilities, a bit each."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
 
 
 def run_python(code: str, stdin: str, files: dict[str, bytes], limits: Limits, folder: Path) -> Ran:
@@ -165,8 +177,9 @@ def _run(argv: list[str], stdin: str, limits: Limits, scratch: str) -> Ran:
         ) as process,
     ):
         try:
+            places = (scratch, IN_MEMORY)
             return talk(
-                process, stdin.encode("utf-8", "replace"), limits, lambda: holds_too_much(process.pid, limits, scratch)
+                process, stdin.encode("utf-8", "replace"), limits, lambda: holds_too_much(process.pid, limits, places)
             )
         except BaseException:
             process.kill()

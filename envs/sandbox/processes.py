@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 from pathlib import Path
 
@@ -32,7 +32,9 @@ SYSTEM_FILES = ("/etc/ld.so.cache",)
 OPEN_FILES = 64
 """Of one process. A pair of sockets holds 400 kB that no other limit counts."""
 FILES = 10_000
-"""In memory, where each takes a kilobyte that its size does not show."""
+"""In each folder in memory, where a file takes a kilobyte that its size does not show."""
+SIGNALS = 256
+"""That wait; the kernel counts them together with those of everything that the same user runs."""
 LOOK_SECONDS = 0.05
 ENDING_SECONDS = 0.1
 """For a process that closed its pipes to end, past the deadline."""
@@ -52,48 +54,82 @@ def lay_out(folder: Path, code: str, files: dict[str, bytes]) -> None:
 
 
 def limited(argv: list[str], limits: Limits) -> list[str]:
-    """Return a command under the kernel's own limits, which hold for each of its processes."""
+    """Return a command under the kernel's own limits, which hold for each of its processes, and for the first.
+
+    The first process of a namespace is not the program's, but lets the program write into its memory.
+    """
     # Should nobody be there to stop it at its deadline, it ends when all cores could have worked for so long.
     seconds = ceil(limits.seconds) * (os.cpu_count() or 1) + 1
-    return [
-        "/usr/bin/prlimit", f"--as={limits.memory_mb << 20}", f"--fsize={limits.file_mb << 20}", "--core=0",
-        f"--nofile={OPEN_FILES}", f"--nproc={limits.processes}", f"--cpu={seconds}", "--", *argv,
-    ]  # fmt: skip
+    # A limit of 1 leaves no core; one of 0 would still give it to the program that the machine has for that.
+    words = (
+        f"--as={limits.memory_mb << 20} --fsize={limits.file_mb << 20} --core=1 --nofile={OPEN_FILES} "
+        f"--nproc={limits.processes} --cpu={seconds} --sigpending={SIGNALS}"
+    )
+    script = f'for pid in 1 $$; do prlimit --pid $pid {words} || exit; done; exec "$@"'
+    return ["/bin/sh", "-c", script, "sh", *argv]
+
+
+def listed(path: str) -> list[str]:
+    """Return what a folder in /proc lists, or nothing where its process has ended."""
+    try:
+        return os.listdir(path)
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def family(pid: int) -> Iterator[int]:
     """Yield a process and all that descends from it, as far as it is there."""
     yield pid
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+    for task in listed(f"/proc/{pid}/task"):
         with contextlib.suppress(OSError):  # it ended while we looked
-            for child in path.read_text().split():
+            for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
                 yield from family(int(child))
 
 
 def memory_of(pid: int) -> int:
-    """Return the bytes that a process holds, of shared ones its share; 0 where it is gone."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-        for line in file:
-            if line.startswith(b"Pss:"):
-                return int(line.split()[1]) << 10
+    """Return the bytes that a process holds, swapped ones too, of shared ones its share; 0 where it is gone.
+
+    Raises:
+        PermissionError: it may not be looked at.
+    """
+    # A first thread that ended holds nothing, and the others go on.
+    for task in listed(f"/proc/{pid}/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            lines = Path(f"/proc/{pid}/task/{task}/smaps_rollup").read_bytes().splitlines()
+            if held := sum(int(line.split()[1]) for line in lines if line.startswith((b"Pss:", b"SwapPss:"))):
+                return held << 10
     return 0
 
 
-def holds_too_much(pid: int, limits: Limits, scratch: str) -> bool:
+def files_in(members: Sequence[int], place: str) -> int:
+    """Return how many files lie in a folder that is in memory, as some process sees it.
+
+    A process that has ended and was not waited for sees nothing, and one that has not yet gone into the sandbox sees
+    the machine's own folder.
+    """
+    for pid in reversed(members):
+        with contextlib.suppress(OSError):
+            inside = f"/proc/{pid}/root{place}"
+            if not os.path.exists(place) or os.stat(inside).st_dev != os.stat(place).st_dev:
+                found = os.statvfs(inside)
+                return found.f_files - found.f_ffree
+    return 0
+
+
+def holds_too_much(pid: int, limits: Limits, places: Sequence[str]) -> bool:
     """Say whether a process and all it started hold more memory, or files in memory, than they may.
 
     Args:
         pid: The first of them.
         limits: What they may use.
-        scratch: The folder inside that is in memory.
+        places: The folders inside that are in memory and can be written to.
     """
     members = list(family(pid))
-    if sum(map(memory_of, members)) > limits.memory_mb << 20:
+    try:
+        held = sum(map(memory_of, members))
+    except PermissionError:  # what may not be looked at could hold anything
         return True
-    with contextlib.suppress(OSError):  # it ended while we looked
-        found = os.statvfs(f"/proc/{members[-1]}/root{scratch}")
-        return found.f_files - found.f_ffree > FILES
-    return False
+    return held > limits.memory_mb << 20 or any(files_in(members, place) > FILES for place in places)
 
 
 def talk(process: "subprocess.Popen[bytes]", stdin: bytes, limits: Limits, too_much: Callable[[], bool]) -> Ran:

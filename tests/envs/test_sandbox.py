@@ -67,9 +67,9 @@ def test_output_is_counted_over_both_streams(backend):
 @pytest.mark.parametrize("backend", FULL)
 def test_a_command_under_root_runs_as_nobody_and_its_processes_are_counted(backend, tmp_path):
     many = "id -u\nfor i in 1 2 3 4 5 6 7 8 9; do sleep 60 & done"
-    ran = run_command(["bash", "-c", many], directory=tmp_path, limits=replace(ROOMY, processes=8), backend=backend)
+    ran = run_command(["sh", "-c", many], directory=tmp_path, limits=replace(ROOMY, processes=8), backend=backend)
     assert int(ran.stdout) == os.stat(tmp_path).st_uid != 0
-    assert "Resource temporarily unavailable" in ran.stderr
+    assert "fork" in ran.stderr
 
 
 @pytest.mark.parametrize("backend", FULL)
