@@ -39,7 +39,7 @@ def rollout(
         typer.Option(help="Tools on offer: names or module:function, separated by commas.", show_default=False),
     ] = None,
     sandbox: Annotated[
-        str | None, typer.Option(help="Where python_exec runs: monty, sandlock or bwrap.", show_default=False)
+        str | None, typer.Option(help="Where python_exec runs: monty or bwrap.", show_default=False)
     ] = None,
     train_batch_size: Annotated[int | None, typer.Option(help="Prompts in the step.", show_default=False)] = None,
     n_samples_per_prompt: Annotated[int | None, typer.Option(help="Attempts at each.", show_default=False)] = None,
