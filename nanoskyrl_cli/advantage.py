@@ -47,7 +47,7 @@ def advantage(
     previous: Annotated[
         str | None,
         typer.Option(
-            help="Advantages that an adaptive KL goes on from; default: the step before's.", show_default=False
+            help="Advantages that an adaptive KL continues from; default: the step before's.", show_default=False
         ),
     ] = None,
     run: RunOption = None,
@@ -82,5 +82,5 @@ def advantage(
             source=path(scored), output=path(out), policy=start, reference=frozen, previous=path(previous), force=force
         )
     learnable = outcome.manifest.rows_out > sum(outcome.manifest.dropped.values())
-    code = finish(outcome, session, "train" if learnable else None, as_json)
+    code = finish(outcome, session, "advantage" if learnable else None, as_json)
     return code if learnable else EXIT_SHORT

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 
 from nanoskyrl.stages.core.digests import digest_file
 from nanoskyrl.stages.core.manifest import MANIFEST, Manifest, read_manifest
-from nanoskyrl.stages.core.runs import INPUT_OF, STAGES, Run
+from nanoskyrl.stages.core.pipeline import OURS, STAGES
+from nanoskyrl.stages.core.runs import Run
 
 Way = Callable[[Path, Path, random.Random], str]
 """Changes the first run, may take from the second, and returns words that have to stand in what is broken."""
@@ -59,7 +60,8 @@ def relink(run: Path, first: int = 0) -> None:
     for step in layout.steps()[first:]:
         for stage in STAGES:
             folder = layout.stage(step, stage)
-            parents = {INPUT_OF[stage]: layout.stage(step, INPUT_OF[stage])} if stage in INPUT_OF else {}
+            parent = OURS[stage].input
+            parents = {parent: layout.stage(step, parent)} if parent else {}
             if stage == "train" and step:
                 parents["state"] = layout.stage(step - 1, "train")
             digests = {name: read_manifest(place).digest for name, place in parents.items()}

@@ -21,8 +21,9 @@ from rich.table import Table
 
 from nanoskyrl.algos.shaping import metric_of
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.core.manifest import is_finished, read_manifest
+from nanoskyrl.stages.core.manifest import PASSES_ON, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import grouped
+from nanoskyrl.stages.core.pipeline import STAGES
 from nanoskyrl.stages.core.rows import row_arrays
 from nanoskyrl.stages.core.runs import Run, step_of
 from nanoskyrl.stages.core.shards import read_parts
@@ -30,7 +31,8 @@ from nanoskyrl.stages.core.trajectory import DROP_REASONS, schema_of
 
 TRAINED, STALE, WAITING = "trained", "stale", "waiting"
 FATES = (TRAINED, *DROP_REASONS, STALE, WAITING)
-"""What becomes of a row: every reason of `advantage`, too old for its update, or not there yet."""
+"""What becomes of a row: every reason of `advantage`, too old for its update, or not there yet; else the name of the
+stage of somebody's own that dropped it."""
 ORDER = ("advantage", "score", "rollout")
 """Stages whose rows say most about a step, the last one first."""
 COLUMNS = (
@@ -70,7 +72,7 @@ class Ledger:
         """Return the sums as JSON-ready values."""
 
         def plain(of: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, int]]:
-            fates = {fate: {"rows": of[fate][0], "tokens": of[fate][1]} for fate in FATES if fate in of}
+            fates = {fate: {"rows": of[fate][0], "tokens": of[fate][1]} for fate in _in_order(of)}
             return {
                 "generated": {"rows": sum(r for r, _ in of.values()), "tokens": sum(t for _, t in of.values())}
             } | fates
@@ -93,7 +95,10 @@ def ledgers(run: Run, steps: Iterable[int] | None = None) -> Iterator[tuple[int,
     for step in run.steps() if steps is None else steps:
         table = rows_of(run, step)
         if table is not None:
-            yield step, ledger_of(table, learned, is_over=trained.get(step) is not None)
+            found = ledger_of(table, learned, is_over=trained.get(step) is not None)
+            for stage, dropped in dropped_between(run, step):
+                found += ledger_of(dropped, set(), fate=stage)
+            yield step, found
 
 
 def rows_trained(folder: Path) -> set[Row] | None:
@@ -110,23 +115,41 @@ def keys_of(table: pa.Table) -> list[Row]:
 
 
 def rows_of(run: Run, step: int) -> pa.Table | None:
-    """Return the rows of a step from the last stage that has finished; None where none has."""
+    """Return the rows of a step from the last of our stages that has finished; None where none has."""
     stage = next((stage for stage in ORDER if is_finished(run.stage(step, stage))), None)
-    if stage is None:
-        return None
-    folder = run.stage(step, stage)
-    names = [name for name in COLUMNS if name in schema_of(stage).names]
-    tables = list(read_parts(folder, read_manifest(folder, stage=stage), names))
+    return None if stage is None else _read(run.stage(step, stage), stage)
+
+
+def dropped_between(run: Run, step: int) -> Iterator[tuple[str, pa.Table]]:
+    """Yield what each stage of somebody's own dropped: its name, and these rows as its input has them."""
+    for stage in run.made(step):
+        if stage in STAGES or not is_finished(run.stage(step, stage)):
+            continue
+        manifest = read_manifest(run.stage(step, stage))
+        parent = next((name for name in manifest.inputs if is_finished(run.stage(step, name))), None)
+        columns = manifest.facts.get(PASSES_ON)
+        if parent is None or columns is None:
+            continue
+        before, after = (_read(run.stage(step, name), columns) for name in (parent, stage))
+        left = set() if after is None else set(keys_of(after))
+        if before is not None:
+            yield stage, before.filter(pa.array([key not in left for key in keys_of(before)], pa.bool_()))
+
+
+def _read(folder: Path, columns: str) -> pa.Table | None:
+    names = [name for name in COLUMNS if name in schema_of(columns).names]
+    tables = list(read_parts(folder, read_manifest(folder), names))
     return pa.concat_tables(tables) if tables else None
 
 
-def ledger_of(table: pa.Table, learned: set[Row], *, is_over: bool) -> Ledger:
+def ledger_of(table: pa.Table, learned: set[Row], *, is_over: bool = True, fate: str | None = None) -> Ledger:
     """Return the ledger of a step's rows.
 
     Args:
         table: Of the last stage of the step that has finished, with those of COLUMNS that it has.
         learned: Rows that an update learned from.
         is_over: Whether the step's own update is finished: rows that it left are stale, not waiting.
+        fate: What became of all of them, such as the stage that dropped them; None: it is looked for.
     """
     difficulty = _difficulties(table)
     has_reasons = "drop_reason" in table.column_names
@@ -135,8 +158,8 @@ def ledger_of(table: pa.Table, learned: set[Row], *, is_over: bool) -> Ledger:
     for row, reason, tokens, group in zip(
         keys_of(table), reasons, tokens_of(table), table.column("group_id").to_pylist(), strict=True
     ):
-        fate = TRAINED if row in learned else reason or (STALE if is_over else WAITING)
-        place = fate, _length(tokens), difficulty[group]
+        became = fate or (TRAINED if row in learned else reason or (STALE if is_over else WAITING))
+        place = became, _length(tokens), difficulty[group]
         ledger.rows[place] += 1
         ledger.tokens[place] += tokens
     return ledger
@@ -182,6 +205,12 @@ def _band(share: float) -> str:
     return f"{low} to {low + 25}%"
 
 
+def _in_order(fates: Iterable[str]) -> list[str]:
+    """Return fates as they are shown: ours in their order, then the stages of somebody's own that dropped rows."""
+    found = set(fates)
+    return [*(fate for fate in FATES if fate in found), *sorted(found.difference(FATES))]
+
+
 BANDS = ("none", "0 to 25%", "25 to 50%", "50 to 75%", "75 to 100%", "all")
 
 
@@ -196,7 +225,7 @@ def _rank(name: str) -> tuple[str, int]:
 
 def ledger_cells(ledger: Ledger) -> list[list[str]]:
     """Return a ledger as cells of rows and tokens: a head, then a row for all, each length, and each difficulty."""
-    present = [fate for fate in FATES if any(place[0] == fate for place in ledger.rows)]
+    present = _in_order({place[0] for place in ledger.rows})
     cells = [["rows / tokens", "generated", *(fate.replace("_", " ") for fate in present)]]
     for by in (None, "length", "difficulty"):
         for name, of in ledger.sums(by).items():

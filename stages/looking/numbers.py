@@ -7,7 +7,7 @@ from typing import Any
 from nanoskyrl.stages import rollout as rollout_stage, score as score_stage
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import METRICS, finite, latest, read_metrics
-from nanoskyrl.stages.core.runs import EVALUATIONS, STAGES, Run, step_of
+from nanoskyrl.stages.core.runs import EVALUATIONS, Run, step_of
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.learning import advantage_columns
 from nanoskyrl.stages.looking.eval_report import summary_of
@@ -48,7 +48,7 @@ def plain(place: Path) -> dict[str, Any]:
     steps = {
         str(step): {
             stage: numbers_of(read_manifest(run.stage(step, stage)), run.stage(step, stage))
-            for stage in STAGES
+            for stage in run.made(step)
             if is_finished(run.stage(step, stage))
         }
         for step in run.steps()

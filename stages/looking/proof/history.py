@@ -9,7 +9,6 @@ from typing import Any
 
 from nanoskyrl.stages.core.code import changed_modules, code_now, code_of
 from nanoskyrl.stages.core.manifest import Manifest
-from nanoskyrl.stages.core.runs import STAGES
 from nanoskyrl.stages.looking.proof.findings import Findings
 
 OF_EACH_STEP = ("rollout.step",)
@@ -48,7 +47,7 @@ def own_code(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def note_changes(manifests: Mapping[tuple[int, str], Manifest], findings: Findings) -> None:
     """Note every setting that is another in a later step, with the steps from which it is."""
-    for stage in STAGES:
+    for stage in dict.fromkeys(of for _, of in sorted(manifests)):
         steps = sorted(step for step, of in manifests if of == stage)
         values: dict[str, list[tuple[int, Any]]] = {}
         for step in steps:

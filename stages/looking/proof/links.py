@@ -12,9 +12,11 @@ import pyarrow as pa
 
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import Manifest
-from nanoskyrl.stages.core.runs import INPUT_OF, STAGES, Run
+from nanoskyrl.stages.core.pipeline import OURS, RESERVED
+from nanoskyrl.stages.core.runs import Run
+from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.learning.advantage_config import sampling_of
-from nanoskyrl.stages.looking.ledger import COLUMNS, check_ledger, rows_of
+from nanoskyrl.stages.looking.ledger import COLUMNS, check_ledger, keys_of
 from nanoskyrl.stages.looking.proof.evaluations import check_numbers_of
 from nanoskyrl.stages.looking.proof.findings import Findings
 from nanoskyrl.stages.looking.proof.outputs import check_output, read_rows
@@ -30,6 +32,15 @@ from nanoskyrl.stages.models.policy import (
 Tables = dict[str, pa.Table]
 
 
+def parent_of(manifest: Manifest) -> str | None:
+    """Return the stage that an output names as its input, or the usual one if it names none; None: it begins a step."""
+    usual = OURS[manifest.stage].input if manifest.stage in OURS else None
+    if manifest.stage in OURS and usual is None:
+        return None
+    named = (name for name in manifest.inputs if name not in RESERVED - OURS.keys() and "." not in name)
+    return next(named, usual)
+
+
 class RunChain:
     """The manifests and policies of a run, and the references between them."""
 
@@ -38,9 +49,9 @@ class RunChain:
         self.run, self.findings = run, findings
         self.manifests: dict[tuple[int, str], Manifest] = {}
         for step in run.steps():
-            for stage in STAGES:
+            for stage in run.made(step):
                 folder = run.stage(step, stage)
-                if folder.is_dir() and (manifest := check_output(folder, findings)) is not None:
+                if (manifest := check_output(folder, findings)) is not None:
                     self._expect(manifest.stage == stage, f"{folder} was written by `{manifest.stage}`")
                     self.manifests[step, stage] = manifest
         self.policies = {version: self._policy(version) for version in run.policies()}
@@ -110,14 +121,14 @@ class RunChain:
 
     def check_step(self, step: int) -> Tables:
         """Check what the outputs of a step say of each other and of the step before; return their rows."""
-        made = {stage: self.manifests[step, stage] for stage in STAGES if (step, stage) in self.manifests}
+        made = {stage: self.manifests[step, stage] for stage in self.run.made(step) if (step, stage) in self.manifests}
         self._check_present(step, made)
         rows = {}
         for stage, manifest in made.items():
             table = read_rows(self.run.stage(step, stage), manifest, self.findings)
             if table is not None:
                 rows[stage] = table
-            parent = INPUT_OF.get(stage)
+            parent = parent_of(manifest)
             if parent in made:
                 folder = self.run.stage(step, stage)
                 self._expect(
@@ -128,14 +139,16 @@ class RunChain:
                     said = f"{folder} says that it was given {manifest.rows_in} rows, and {parent} has"
                     self._expect(manifest.rows_in == made[parent].rows_out, f"{said} {made[parent].rows_out}")
         for stage in made:
-            if stage in ("rollout", "score", "advantage", "train", "sync"):
+            if stage in OURS:
                 getattr(self, f"_check_{stage}")(step, made, rows)
+            else:
+                self._check_own(step, stage, made, rows)
         return rows
 
     def _check_present(self, step: int, made: dict[str, Manifest]) -> None:
         """Name what the step must have: every input of a finished output, and what comes before a finished step."""
-        for stage in made:
-            parent = INPUT_OF.get(stage)
+        for stage, manifest in made.items():
+            parent = parent_of(manifest)
             if parent is not None and parent not in made:
                 folder = self.run.stage(step, parent)
                 how = "not finished, or cannot be read" if folder.is_dir() else "gone"
@@ -204,8 +217,8 @@ class RunChain:
         self, step: int, stage: str, made: dict[str, Manifest], rows: Tables, *, policy: bool = True
     ) -> None:
         """Compare what a stage passed on with what it was given: columns, and the policy that sampled."""
-        parent, folder = INPUT_OF[stage], self.run.stage(step, stage)
-        if parent not in made:
+        parent, folder = parent_of(made[stage]), self.run.stage(step, stage)
+        if parent is None or parent not in made:
             return
         if policy:
             same = made[stage].policy == made[parent].policy
@@ -216,6 +229,16 @@ class RunChain:
                 "columns", not differs, f"{folder}: `{', '.join(differs)}` is not what `{parent}` wrote"
             )
 
+    def _check_own(self, step: int, stage: str, made: dict[str, Manifest], rows: Tables) -> None:
+        """Check a stage of somebody's own: what it passes on are rows of its input, all but those that it dropped."""
+        manifest, folder, parent = made[stage], self.run.stage(step, stage), parent_of(made[stage])
+        left = manifest.rows_in - sum(manifest.dropped.values())
+        said = f"{folder} says that {left} of {manifest.rows_in} rows were left, and has {manifest.rows_out}"
+        self.findings.expect("counts", left == manifest.rows_out, said)
+        if parent in rows and stage in rows:
+            strangers = len(set(keys_of(rows[stage])) - set(keys_of(rows[parent])))
+            self._expect(not strangers, f"{folder} has {strangers} rows that `{parent}` did not write")
+
     def _check_train(self, step: int, made: dict[str, Manifest], rows: Tables) -> None:
         manifest, folder = made["train"], self.run.stage(step, "train")
         self._expect(self._is_policy(manifest.policy, step), f"{folder} did not start from {self.run.policy(step)}")
@@ -224,29 +247,38 @@ class RunChain:
             same = manifest.inputs.get("state") == self.digest(step - 1, "train")
             self._expect(same, f"{folder}: its optimizer did not go on from {before}")
         self._check_trained_policy(folder, manifest)
-        sources = self._sources(manifest)
-        strangers = [name for name, source in sources.items() if source is None and name != "advantage"]
+        sources, given_by = self.sources_of(manifest), parent_of(manifest)
+        strangers = [name for name, source in sources.items() if source is None and name != given_by]
         self.findings.recorded += [f"{folder}: `{name}` is not in this run" for name in strangers]
-        if None in sources.values():
+        known = {name: source for name, source in sources.items() if source is not None}
+        if len(known) < len(sources):
             return
-        given = sum(self.manifests[source, "advantage"].rows_out for source in sources.values() if source is not None)
+        given = sum(self.manifests[source].rows_out for source in known.values())
         said = f"{folder} says that it was given {manifest.rows_in} rows, and its inputs have {given}"
         self._expect(manifest.rows_in == given, said)
-        if "train" in rows and "advantage" in rows:
-            others = [rows_of(self.run, source) for source in sources.values() if source not in (step, None)]
-            tables = [rows["advantage"].select(COLUMNS), *(table for table in others if table is not None)]
+        if "train" in rows and given_by in rows:
+            others = [source for name, source in known.items() if name != given_by]
+            tables = [
+                table.select(COLUMNS)
+                for source in others
+                for table in read_parts(self.run.stage(*source), self.manifests[source])
+            ]
             for holds, otherwise in check_ledger(
-                folder, rows["train"], pa.concat_tables(tables), manifest.facts.get("stale_rows", 0)
+                folder,
+                rows["train"],
+                pa.concat_tables([rows[given_by].select(COLUMNS), *tables]),
+                manifest.facts.get("stale_rows", 0),
             ):
                 self.findings.expect("ledger counts", holds, otherwise)
 
-    def _sources(self, train: Manifest) -> dict[str, int | None]:
-        """Return the steps whose advantages a train was given, by the name of the input; None: not of this run."""
-        steps = {manifest.digest: step for (step, stage), manifest in self.manifests.items() if stage == "advantage"}
+    def sources_of(self, train: Manifest) -> dict[str, tuple[int, str] | None]:
+        """Return step and stage of each table that a train was given, by its name there; None: not of this run."""
+        known = {manifest.digest: place for place, manifest in self.manifests.items()}
+        given_by = parent_of(train)
         return {
-            name: steps.get(digest)
+            name: known.get(digest)
             for name, digest in sorted(train.inputs.items())
-            if name.partition(".")[0] == "advantage"
+            if name.partition(".")[0] == given_by
         }
 
     def _check_trained_policy(self, folder: Path, manifest: Manifest) -> None:

@@ -10,6 +10,7 @@ from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import (
     MANIFEST,
     PART_NAME,
+    PASSES_ON,
     SCHEMA_1,
     STARTED,
     SUMMARY,
@@ -19,6 +20,7 @@ from nanoskyrl.stages.core.manifest import (
     read_manifest,
 )
 from nanoskyrl.stages.core.output import FOLDERS
+from nanoskyrl.stages.core.own_stage import dropped_rows
 from nanoskyrl.stages.core.shards import read_part
 from nanoskyrl.stages.core.storage import TEMPORARY
 from nanoskyrl.stages.core.table_checks import check
@@ -84,13 +86,14 @@ def _names(folder: Path) -> set[str]:
 def read_rows(folder: Path, manifest: Manifest, findings: Findings) -> pa.Table | None:
     """Return the rows of an output, after comparing them with what its manifest counts; None: they cannot be read."""
     tables, counts = [], Counter()
-    count = COUNTS.get(manifest.stage, lambda table: {})
+    columns = manifest.facts.get(PASSES_ON, manifest.stage)
+    count = COUNTS.get(manifest.stage) or (dropped_rows if columns != manifest.stage else lambda table: {})
     for part in manifest.parts:
         path = folder / part.name
         try:
             table = read_part(path, part.digest)
-            if manifest.stage in COUNTS:
-                check(table, manifest.stage)
+            if columns in COUNTS:
+                check(table, columns)
         except InputError as error:
             if path.is_file() and findings.digest(path) == part.digest:  # another is told of already
                 findings.broken.append(f"{path}: {error}")
