@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.util
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
@@ -172,9 +173,9 @@ def _named(node: ast.AST, *, texts: bool) -> Iterator[str]:
         yield match[1]
 
 
-def source_of(module: str) -> Path | None:
-    """Return the file that a module would be imported from; nothing is imported to find it."""
-    path: Sequence[str] | None = None
+def source_of(module: str, folders: Sequence[str] = ()) -> Path | None:
+    """Return the file that a module would be imported from, or is found in these folders; none is imported for that."""
+    path: Sequence[str] | None = [*sys.path, *folders]
     spec = None
     for place in range(1, module.count(".") + 2):
         name = ".".join(module.split(".")[:place])
@@ -185,10 +186,15 @@ def source_of(module: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin and Path(spec.origin).is_file() else None
 
 
-def code_now(plugin: str) -> str | None:
-    """Return the digest that `plugin_digests` would record of a plug-in of the user's; None: its file is not found."""
+def code_now(plugin: str, folders: Sequence[str] = ()) -> str | None:
+    """Return the digest that `plugin_digests` would record of a plug-in of the user's; None: its file is not found.
+
+    Args:
+        plugin: `module:attribute`.
+        folders: Where it is looked for besides.
+    """
     module = plugin.partition(":")[0]
-    file = source_of(module)
+    file = source_of(module, folders)
     if file is None or file.suffix != ".py":
         return None
     return digest_json(imported([module], functools.partial(_source_beside, file, module)))

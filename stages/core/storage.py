@@ -146,6 +146,16 @@ def make_directory(path: Path) -> None:
         ) from error
 
 
+def as_usual(file: Path) -> None:
+    """Give a file the permissions that files made here get; what saves safetensors makes them for its user alone."""
+    probe = file.with_name(file.name + TEMPORARY)
+    probe.touch()
+    usual = probe.stat().st_mode
+    probe.unlink()
+    if file.stat().st_mode != usual:
+        file.chmod(usual)
+
+
 def remove_tree(path: Path) -> None:
     """Delete a directory, local or not, if it is there."""
     if not path.exists():

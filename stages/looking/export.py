@@ -10,7 +10,7 @@ from nanoskyrl.stages.core.checked import Checked
 from nanoskyrl.stages.core.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.runs import EVALUATIONS, NUMBER, Run
-from nanoskyrl.stages.core.storage import as_path, make_directory, sync_tree, write_errors
+from nanoskyrl.stages.core.storage import as_path, as_usual, make_directory, sync_tree, write_errors
 from nanoskyrl.stages.engines.task_order import weights_of
 from nanoskyrl.stages.looking.eval_report import summary_of
 from nanoskyrl.stages.models.policy import POLICY_JSON, check_policy, is_adapter, policy_digest, policy_files, read_info
@@ -80,8 +80,7 @@ def export(run: Run, version: int, output: Path, config: ExportConfig = ExportCo
         with write_errors(output):
             (place / CARD).write_text(card(run, version, adapter=is_adapter(place)), encoding="utf-8")
             for file in place.iterdir():
-                file.chmod(0o644)  # what saves safetensors makes them for its user alone
-            place.chmod(0o755)
+                as_usual(file)
             sync_tree(place)
             if output.is_dir():
                 output.rmdir()

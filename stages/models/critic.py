@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from nanoskyrl.stages.core.errors import InputError, SettingsError, told_as
-from nanoskyrl.stages.core.storage import make_directory
+from nanoskyrl.stages.core.storage import as_usual, make_directory
 from nanoskyrl.stages.models.kv_cache import without_wrapper
 from nanoskyrl.stages.models.packing import hidden_states, is_packing, pack_of, prepare_packing
 from nanoskyrl.stages.models.policy import CRITIC, check_critic
@@ -137,5 +137,7 @@ def save_critic(critic: Critic, policy: Path) -> None:
         cast(Any, critic.backbone).save_pretrained(folder)
     state = {name: value.detach().cpu().contiguous() for name, value in critic.head.state_dict().items()}
     save_file(state, folder / HEAD)
+    for file in folder.glob("*.safetensors"):
+        as_usual(file)
     kind = "own" if critic.backbone is not None else "shared"
     (folder / DESCRIPTION).write_text(json.dumps({"backbone": kind}) + "\n")

@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import shutil
-import tempfile
+import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -254,8 +254,9 @@ def publish(source: Path, target: Path, *, name: str | None = None, merged: str 
             )
         return digest
     make_directory(target.parent)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    scratch = target.parent / f".{target.name}-{uuid.uuid4().hex[:8]}"
     try:
+        scratch.mkdir()  # by the umask: whoever may read the run may read its policies
         for file in policy_files(source):
             # A directory from outside may change under us; what training wrote does not.
             (link_or_copy if name is None else shutil.copyfile)(file, scratch / file.name)
@@ -265,7 +266,6 @@ def publish(source: Path, target: Path, *, name: str | None = None, merged: str 
                 link_or_copy(file, scratch / CRITIC / file.name)
             sync_directory(scratch / CRITIC)
         write_info(scratch, read_info(source) if name is None else PolicyInfo(source=name, merged=merged).sealed())
-        scratch.chmod(0o755)
         sync_directory(scratch)
         scratch.rename(target)
         sync_directory(target.parent)

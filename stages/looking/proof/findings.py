@@ -28,6 +28,10 @@ class Findings:
     unfinished: list[str] = field(default_factory=list)
     other_code: list[str] = field(default_factory=list)
     """Outputs that were made by other code than there is now: no fault, but no proof that it would make them again."""
+    made_again: list[str] = field(default_factory=list)
+    """Outputs that were made again and are equal, with what they were made from."""
+    left: list[str] = field(default_factory=list)
+    """Outputs that were to be made again and could not be: no fault, but no proof."""
     made_by: Counter[str] = field(default_factory=Counter)
     """Outputs by the version of the package and of the libraries that made them."""
     digests: dict[tuple[int, ...], str] = field(default_factory=dict)
@@ -72,6 +76,8 @@ class Findings:
         yield from (f"made by: {who} ({count} outputs)" for who, count in self.made_by.most_common())
         if self.proved:
             yield f"proved: {', '.join(f'{count} {about}' for about, count in sorted(self.proved.items()))}"
+        yield from (f"made again, and equal: {line}" for line in self.made_again)
+        yield from (f"not made again: {line}" for line in self.left)
         if self.recorded:
             shown, rest = self.recorded[:SHOWN], len(self.recorded) - SHOWN
             yield f"only recorded: {'; '.join(shown)}{f'; and {rest} more' if rest > 0 else ''}"
@@ -80,7 +86,7 @@ class Findings:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the findings as JSON-ready values."""
-        lists = ("broken", "notes", "recorded", "pruned", "unfinished", "other_code")
+        lists = ("broken", "notes", "recorded", "pruned", "unfinished", "other_code", "made_again", "left")
         return {
             "holds": self.holds,
             "checked": self.checked,

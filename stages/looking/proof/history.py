@@ -3,12 +3,14 @@
 Nothing that a run names is imported: the digest of a reward function is that of its file.
 """
 
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nanoskyrl.stages.core.code import changed_modules, code_now, code_of
 from nanoskyrl.stages.core.manifest import Manifest
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.looking.proof.findings import Findings
 
 OF_EACH_STEP = ("rollout.step",)
@@ -17,15 +19,31 @@ OWN_CODE = ("plugins", "reward_code")
 """Tables of a manifest's settings that hold the digests of code of the user's."""
 
 
-def note_origin(folder: Path, manifest: Manifest, findings: Findings) -> None:
-    """Record which code made an output, and whether it is other code than there is now."""
+def folders_of(run: Run) -> list[str]:
+    """Return where a run says that modules are; its other settings are not looked at, for they may name some."""
+    try:
+        named = tomllib.loads(run.settings_file.read_text(encoding="utf-8"))["run"]["folders"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [folder for folder in named if isinstance(folder, str)] if isinstance(named, list) else []
+
+
+def note_origin(folder: Path, manifest: Manifest, findings: Findings, folders: Sequence[str] = ()) -> None:
+    """Record which code made an output, and whether it is other code than there is now.
+
+    Args:
+        folder: Of the output.
+        manifest: Its manifest.
+        findings: Gets what is found.
+        folders: Where modules of the user's are looked for, beside where Python looks.
+    """
     libraries = " ".join(f"{name} {version}" for name, version in sorted(manifest.packages.items()))
     findings.made_by[f"nanoskyrl {manifest.code.get('version', 'unknown')}, {libraries}"] += 1
     if changed := changed_modules(code_of(manifest.stage, manifest.settings), manifest.code):
         more = " and more" * (len(changed) > 3)
         findings.other_code.append(f"{folder}: {', '.join(changed[:3])}{more} changed since")
     for name, digest in own_code(manifest.settings).items():
-        now = code_now(name)
+        now = code_now(name, folders)
         if now is None:
             _once(findings.recorded, f"the code of `{name}`, whose file is not found from here")
         elif now != digest:
