@@ -4,9 +4,11 @@ Nothing imported here, or by the modules of single commands, loads torch or tran
 `skyrl --help` answers at once.
 """
 
+import dataclasses
 import importlib
 import io
 import os
+import shutil
 import sys
 import traceback
 import warnings
@@ -131,13 +133,37 @@ def loaded(name: str) -> Any:
     """Return a command with its options."""
     target = next((function for known, _, function, _ in COMMANDS if known == name), "own_stage:command")
     module, _, function = target.partition(":")
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    # In columns, a narrow terminal would cut the names of options; lines below each other it does not.
+    narrow = shutil.get_terminal_size().columns < NARROW
+    alone = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None if narrow else "rich"
+    )
     found = getattr(importlib.import_module(f"nanoskyrl_cli.{module}"), function)
     found = found(name) if module == "own_stage" else found
     alone.command(name, context_settings=HELP_OPTIONS)(stdout_for_data(found))
-    return typer.main.get_command(alone)
+    return _with_defaults(name, typer.main.get_command(alone))
 
 
+def _with_defaults(name: str, command: Any) -> Any:
+    """Return a command whose options tell the defaults of the settings that they stand for."""
+    from nanoskyrl.stages.core.config import config_class
+
+    configs = filter(None, map(config_class, SETTINGS_OF.get(name, ())))
+    defaults = [{field.name: field.default for field in dataclasses.fields(config)} for config in configs]
+    for param in command.params:
+        default = next((one[param.name] for one in defaults if one.get(param.name) is not None), None)
+        text = getattr(param, "help", None)
+        if text and param.default is None and isinstance(default, str | int | float) and "efault" not in text:
+            param.help = f"{text} Default {default}."
+    return command
+
+
+NARROW = 80
+SETTINGS_OF = {
+    "rollout": ("rollout", "run", "train"), "advantage": ("advantage", "train"), "train": ("train",),
+    "eval": ("eval", "rollout"), "loop": ("loop", "run", "rollout", "train"), "plan": ("run",),
+}  # fmt: skip
+"""Tables of settings that a command's options stand for, by their names; of several the first that has one."""
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     cls=Commands,

@@ -49,6 +49,37 @@ EnvOption = Annotated[
 AlgoOption = Annotated[
     str | None, typer.Option("--algo", help="ppo, grpo, sapo, gspo, dapo, ...: see skyrl list.", show_default=False)
 ]
+EngineOption = Annotated[
+    str | None, typer.Option("--engine", help="hf, vllm, openai, scripted or your own.", show_default=False)
+]
+DataOption = Annotated[
+    str | None,
+    typer.Option("--data", help="JSONL or Parquet file of prompts and ground truths.", show_default=False),
+]
+ToolsOption = Annotated[
+    str | None,
+    typer.Option("--tools", help="Tools on offer: names or module:function, separated by commas.", show_default=False),
+]
+RewardOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--reward",
+        help="`env`, `judge` or module:function (rewards.py here is `rewards:function`), with =weight if not 1; may be "
+        "repeated.",
+        show_default=False,
+    ),
+]
+BatchOption = Annotated[int | None, typer.Option("--train-batch-size", help="Prompts in the step.", show_default=False)]
+SamplesOption = Annotated[
+    int | None, typer.Option("--n-samples-per-prompt", help="Attempts at each.", show_default=False)
+]
+TemperatureOption = Annotated[float | None, typer.Option("--temperature", help="0 is greedy.", show_default=False)]
+TurnsOption = Annotated[int | None, typer.Option("--max-turns", help="Turns of an attempt.", show_default=False)]
+LengthOption = Annotated[
+    int | None, typer.Option("--max-generate-length", help="Tokens of a turn.", show_default=False)
+]
+LrOption = Annotated[float | None, typer.Option("--lr", help="Learning rate.", show_default=False)]
+LoraOption = Annotated[int | None, typer.Option("--lora-rank", help="0 trains the whole model.", show_default=False)]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would come out, and change nothing.")]
 SourceArgument = Annotated[
     str | None,
@@ -147,6 +178,12 @@ def weights(rewards: list[str], flag: str = "--reward") -> dict[str, float]:
     found = {}
     for reward in rewards:
         name, _, weight = reward.partition("=")
+        if ".py:" in name:
+            module = name.replace(".py:", ":").rpartition("/")[2]
+            raise SettingsError(
+                f"`{flag} {reward}` names a file, and a module is wanted",
+                hint=f"Write `{module}`: modules are found in the current folder, and in those of `run.folders`",
+            )
         try:
             found[name] = float(weight or 1)
         except ValueError as error:
@@ -282,6 +319,11 @@ def make(session: "Session", stage: str, as_json: bool, **named: Any) -> int:
 def print_json(value: Any) -> None:
     """Print data on stdout."""
     emit(json.dumps(value, indent=2))
+
+
+def print_made(output: Path, numbers: dict[str, Any] | None = None) -> None:
+    """Print as JSON what a command made that is no stage: where it lies, and numbers of it."""
+    print_json({"output": str(output), "numbers": numbers or {}})
 
 
 def print_numbers(numbers: dict[str, Any], as_json: bool) -> None:

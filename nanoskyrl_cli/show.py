@@ -35,8 +35,8 @@ def show(
         sums = ledger_at(found)
         print_json(sums.to_plain()) if as_json else print_ledger(sums, file=data_stream())
     elif as_json:
-        from nanoskyrl.stages.looking.numbers import plain
+        from nanoskyrl.stages.looking.numbers import plain, plain_row
 
-        print_json(plain(found))
+        print_json(plain(found) if row is None else plain_row(found, row))
     else:
         stage(found, row=row, timing=timing, limit=limit, file=data_stream())
