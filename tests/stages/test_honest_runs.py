@@ -76,11 +76,11 @@ def copied(root):
 def upgraded(root):
     """The first step was made by code of which a module is another now."""
     loop(Run(root), steps(1))
+    earlier = {"version": "0.0.9", "digest": "0" * 64}
     for stage in STAGES:
-        changed = {"version": "0.0.9", "digest": "0" * 64}
         forge(
             Run(root).stage(0, stage),
-            code=lambda code: code | changed | {"modules": dict.fromkeys(code["modules"], "0" * 12)},
+            code=lambda code: code | earlier | {"modules": dict.fromkeys(code["modules"], "0" * 12)},
         )
     relink(root)
     loop(Run(root), steps(2))
