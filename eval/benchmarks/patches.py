@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from nanoskyrl.envs.data_files import json_rows
+from nanoskyrl.stages.core.children import ending_with_us
 from nanoskyrl.stages.core.errors import InputError
 
 _FENCED = re.compile(r"^```(?:diff|patch)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -75,7 +76,7 @@ def _git(
     repository: Path, words: list[str], env: Mapping[str, str], stdin: str = ""
 ) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        ["git", "-C", str(repository), *words], input=stdin, capture_output=True, text=True, env=dict(env),
+        ["git", "-C", str(repository), *words], input=stdin, capture_output=True, text=True, env=ending_with_us(env),
         timeout=GIT_SECONDS, check=False, errors="replace",
     )  # fmt: skip
 

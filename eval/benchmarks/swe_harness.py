@@ -8,7 +8,6 @@ log, it must be the prediction's.
 import importlib
 import importlib.util
 import json
-import os
 import pkgutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 
 from nanoskyrl.eval.benchmarks.patches import predictions, tidy
 from nanoskyrl.eval.rows import Row
+from nanoskyrl.stages.core.children import ending_with_us
 from nanoskyrl.stages.core.errors import EngineError, SettingsError
 
 LOG, PATCH = "test_output.txt", "patch.diff"
@@ -40,6 +40,7 @@ def why_not_docker() -> str | None:
             text=True,
             timeout=30,
             check=False,
+            env=ending_with_us(),
         )
     except FileNotFoundError:
         return "docker is not installed"
@@ -86,7 +87,7 @@ def evaluate_patch(row: Row, patch: str, model: str, timeout_seconds: int) -> di
             sys.executable, "-m", "swebench.cli.cli", "eval", "rows.json", "-p", "predictions.jsonl", "-i", name,
             "--run-id", RUN_ID, "-j", "1", "-t", str(timeout_seconds),
         ]  # fmt: skip
-        ran = subprocess.run(command, cwd=place, capture_output=True, text=True, env={**os.environ}, check=False)
+        ran = subprocess.run(command, cwd=place, capture_output=True, text=True, env=ending_with_us(), check=False)
         found = find_log(place / "logs", name)
         if found is None:
             raise EngineError(

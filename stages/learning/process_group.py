@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import torch
 
+from nanoskyrl.stages.core.children import MARK, ending_with_us
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.learning import rank_errors
 from nanoskyrl.stages.learning.train_config import ZERO_BUCKET, OptimizerConfig, strategy_or_default
@@ -210,9 +211,10 @@ def launch(arguments: Sequence[str], processes: int) -> None:
         signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="nanoskyrl-") as scratch:
-        told = {rank_errors.PLACE: scratch}
+        told = {rank_errors.PLACE: scratch, MARK: ending_with_us()[MARK]}
         if "OMP_NUM_THREADS" not in os.environ:  # accelerate would choose, and warn
             told["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // processes))
+        before = {name: os.environ.get(name) for name in told}
         os.environ |= told
         others = {child.pid for child in psutil.Process().children()}
         try:
@@ -223,8 +225,11 @@ def launch(arguments: Sequence[str], processes: int) -> None:
             codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
             raise rank_errors.read_error(Path(scratch), codes, processes) from None
         finally:
-            for name in told:
-                del os.environ[name]
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
             # Interrupted while it starts them, torch forgets those that have begun: they would wait for ever.
             _end([child for child in psutil.Process().children() if child.pid not in others])
 

@@ -7,6 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from nanoskyrl.stages.core.children import ending_with_us
 from nanoskyrl.stages.core.errors import EngineError
 from nanoskyrl.stages.core.gpus import visible
 from nanoskyrl.stages.core.manifest import is_finished
@@ -57,9 +58,10 @@ class TrainerProcess:
             "--config", str(settings), "--num-processes", str(max(1, len(self.gpus))), *self._arguments,
         ]  # fmt: skip
         with self.log.open("ab") as log:
+            place = {"CUDA_VISIBLE_DEVICES": visible(self.gpus), KEEPER: str(os.getpid())}
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": visible(self.gpus), KEEPER: str(os.getpid())},
+                env=ending_with_us({**os.environ, **place}),
             )  # fmt: skip
 
     def wait_for(self, step: int) -> None:
