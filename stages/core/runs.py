@@ -37,6 +37,8 @@ class RunConfig:
     """What `policies/00000000` is made from: `starter`, a directory, or a hub id."""
     lag: int = 0
     """Step k samples from `policies/max(0, k - lag)`."""
+    trust_remote_code: bool = False
+    """Run code that lies in a policy's folder, as `auto_map` in its config asks; without, it is never run."""
 
     def __post_init__(self) -> None:
         """Refuse a lag that would look ahead."""

@@ -29,9 +29,9 @@ CRITIC = "critic"
 PATTERNS = (
     "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json", "config.json",
     "generation_config.json", "adapter_config.json", "adapter_model.bin", "tokenizer*", "special_tokens_map.json",
-    "added_tokens.json", "vocab.*", "merges.txt", "chat_template.*",
+    "added_tokens.json", "vocab.*", "merges.txt", "chat_template.*", "*.py",
 )  # fmt: skip
-"""Files that make a policy; what else lies beside them is not part of it."""
+"""Files that make a policy, code that its config names among them; what else lies beside them is not part of it."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 
 

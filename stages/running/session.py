@@ -26,6 +26,7 @@ from nanoskyrl.stages.core.storage import remove_tree
 from nanoskyrl.stages.engines.base import AsyncEngine, Engine, TokenEngine, make_engine
 from nanoskyrl.stages.engines.task_order import sole_environment
 from nanoskyrl.stages.models.policy import policy_digest, resolve_policy
+from nanoskyrl.stages.models.remote_code import allow_code
 from nanoskyrl.stages.running.places import Places, check_place
 from nanoskyrl.stages.running.run_settings import remembering
 
@@ -70,6 +71,7 @@ class Session:
         self.run, self.settings, self.given, self.keep_up = run, settings, given or {}, keep_up
         self.config: RunConfig = stage_config(settings, "run")
         warnings.simplefilter("error" if stage_config(settings, "code").strict else "default", OtherCode)
+        allow_code(self.config.trust_remote_code)
         self.places = Places(run, self.config, ahead=ahead)
         self._engines: dict[str, Engine] = {}
         self._learner: Any = None

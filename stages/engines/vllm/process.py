@@ -9,7 +9,6 @@ Written for vLLM 0.26 to 0.32. Worked round, each with a test that notices when 
 """
 
 import contextlib
-import ctypes
 import http.client
 import json
 import os
@@ -26,10 +25,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nanoskyrl.stages.core.children import ending_with_us
 from nanoskyrl.stages.core.errors import EngineError, told_as
 from nanoskyrl.stages.core.gpus import visible
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
 from nanoskyrl.stages.engines.vllm.memory import kv_cache_bytes, weight_bytes
+from nanoskyrl.stages.models.remote_code import trust
 
 PYTHON = "NANOSKYRL_VLLM_PYTHON"
 """Names a Python that has vLLM, where it is not this one."""
@@ -107,7 +108,9 @@ def find_installation(python: str | None = None) -> Installation:
         subprocess.TimeoutExpired,
         hint=hint,
     ):
-        ran = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, timeout=60, check=False)
+        ran = subprocess.run(
+            [python, "-c", PROBE], capture_output=True, text=True, timeout=60, check=False, env=ending_with_us()
+        )
         found = json.loads(ran.stdout)
     if "vllm" not in found or not found["module"]:
         raise EngineError(f"`{python}` has no vLLM", hint=hint)
@@ -172,6 +175,8 @@ def server_arguments(
         found += ["--tensor-parallel-size", str(config.tensor_parallel)]
     if adapters:
         found += ["--enable-lora", "--max-lora-rank", str(max(8, config.lora_rank)), "--max-loras", "2"]
+    if trust()["trust_remote_code"]:
+        found += ["--trust-remote-code"]
     return [*found, *config.args]
 
 
@@ -211,12 +216,6 @@ def answers(url: str, *, seconds: float) -> bool:
             return response.status == 200
     except (OSError, http.client.HTTPException):
         return False
-
-
-def _die_with_parent() -> None:
-    """In the child: be told to stop when the thread that started it is gone, however it went."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 @dataclass(slots=True)
@@ -273,8 +272,7 @@ class ServerProcess:
             self.process = subprocess.Popen(
                 [self.installation.python, "-m", MODULE, *arguments],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, **server_environment(self.gpus, self.key, self.scratch)},
-                preexec_fn=_die_with_parent,
+                env=ending_with_us({**os.environ, **server_environment(self.gpus, self.key, self.scratch)}),
             )  # fmt: skip
 
     def restart(self, why: str) -> None:
