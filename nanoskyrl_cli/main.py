@@ -16,6 +16,7 @@ import typer
 
 from nanoskyrl.stages.core.code import OtherCode
 from nanoskyrl.stages.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, NanoskyrlError, Notice
+from nanoskyrl.stages.core.safe_text import printable, struck
 from nanoskyrl.stages.learning import rank_errors
 from nanoskyrl_cli import (
     advantage,
@@ -107,7 +108,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
                 return
             told.add(message.says)
         elif not isinstance(message, Notice):
-            show(message, *place)
+            show(type(message)(printable(struck(str(message)))), *place)
             return
         say(f"note: {message}")
 
@@ -151,9 +152,9 @@ def _tell(message: str, hint: str | None, exit_code: int) -> int:
     if rank_errors.is_watched():
         rank_errors.leave(message, hint, exit_code)
         return exit_code
-    print(f"error: {message}", file=sys.stderr)
+    print(printable(f"error: {struck(message)}"), file=sys.stderr)
     if hint:
-        print(f"\nhint: {hint}", file=sys.stderr)
+        print(printable(f"\nhint: {struck(hint)}"), file=sys.stderr)
     return exit_code
 
 
@@ -172,9 +173,11 @@ def main() -> NoReturn:
     try:
         sys.exit(run())
     except Exception:
-        if not rank_errors.is_watched():
-            raise
-        rank_errors.leave(traceback.format_exc(), None, EXIT_FAILED, is_bug=True)
+        told = struck(traceback.format_exc())
+        if rank_errors.is_watched():
+            rank_errors.leave(told, None, EXIT_FAILED, is_bug=True)
+        else:
+            print(printable(told), end="", file=sys.stderr)
         sys.exit(EXIT_FAILED)
 
 

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from nanoskyrl.stages.core.errors import EXIT_OK, EXIT_SHORT, SettingsError
+from nanoskyrl.stages.core.safe_text import printable
 from nanoskyrl.stages.core.storage import as_path
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def emit(text: str) -> None:
     from nanoskyrl.stages.core.runs import is_main
 
     if is_main():
-        print(text, file=data_stream())
+        print(printable(text), file=data_stream())
 
 
 def path(name: str | None) -> Path | None:
@@ -194,7 +195,7 @@ def say(text: str) -> None:
     from nanoskyrl.stages.core.runs import is_main
 
     if is_main():
-        print(text, file=sys.stderr)
+        print(printable(text), file=sys.stderr)
 
 
 def finish(outcome: "StageResult", session: "Session", following: str | None, as_json: bool) -> int:

@@ -9,6 +9,8 @@ import math
 import operator
 from collections.abc import Iterable, Iterator
 
+from nanoskyrl.stages.core.safe_text import struck
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 """Could not write, the engine failed, or a proof did not hold; for `verify` and `diff`, a difference."""
@@ -25,8 +27,8 @@ class NanoskyrlError(Exception):
     exit_code = EXIT_USAGE
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
+        super().__init__(struck(message))
+        self.hint = None if hint is None else struck(hint)
 
 
 class SettingsError(NanoskyrlError):

@@ -22,6 +22,7 @@ from nanoskyrl.stages.core.runs import STAGES, Run
 from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import Trajectory
+from nanoskyrl.stages.looking.console import SafeConsole
 from nanoskyrl.stages.looking.curve import curve, success_keys
 from nanoskyrl.stages.looking.preview import advantage_of
 from nanoskyrl.stages.models.policy import count_parameters, is_adapter, policy_digest, policy_files, read_info
@@ -129,7 +130,7 @@ def show(
     """
     if limit < 1:
         raise SettingsError(f"`--limit` must be at least 1, not {limit}", hint="Give a number of rows")
-    console = Console(file=file)
+    console = SafeConsole(file=file)
     if place.suffix == ".parquet":
         table = read_part(place)
         if {"trajectory_id", "ratio_mean"} <= set(table.column_names):  # of `train`, whose module would load torch

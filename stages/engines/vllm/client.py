@@ -16,6 +16,7 @@ import aiohttp
 import numpy as np
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential
 
+from nanoskyrl.stages.core.safe_text import keep_secret, struck
 from nanoskyrl.stages.engines.vllm.tokens import PATH as TOKENS_PATH
 
 KEEP_ALIVE_SECONDS = 2.0
@@ -56,6 +57,10 @@ class Client:
     seconds: float
     endpoint: str = "completions"
 
+    def __post_init__(self) -> None:
+        """Have the key struck out of whatever the server says."""
+        keep_secret(self.key)
+
     async def call(self, method: str, path: str, body: Any = None, *, seconds: float | None = None) -> Any:
         """Return what the server answers, as JSON or None; asked again where that comes to nothing.
 
@@ -94,7 +99,7 @@ class Client:
                         return None  # answers with a sentence
                     raise Lost(f"answer is not JSON: {error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            lost = Lost(f"{type(error).__name__}: {error}")
+            lost = Lost(struck(f"{type(error).__name__}: {error}"))
             lost.timed_out = isinstance(error, TimeoutError)
             raise lost from error
 
@@ -241,4 +246,4 @@ def _message(data: bytes) -> str:
         value = json.loads(text)
         error = value.get("error", value)
         text = str(error["message"] if isinstance(error, dict) else error)
-    return " ".join(text.split())[:300]
+    return struck(" ".join(text.split()))[:300]
