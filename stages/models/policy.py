@@ -10,7 +10,6 @@ import contextlib
 import json
 import math
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -19,6 +18,7 @@ from typing import Any
 
 from nanoskyrl.stages.core.digests import digest_file, digest_json
 from nanoskyrl.stages.core.errors import InputError, NanoskyrlError, OutputError, did_you_mean
+from nanoskyrl.stages.core.leftovers import remove_leftovers, scratch_beside
 from nanoskyrl.stages.core.storage import as_path, link_or_copy, make_directory, sync_directory, write_whole
 
 STARTER = "starter"
@@ -242,24 +242,22 @@ def publish(source: Path, target: Path, *, name: str | None = None, merged: str 
                 f"`{target}` already holds another policy", hint="Start another run, or move the old one away"
             )
         return digest
-    make_directory(target.parent)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    remove_leftovers(target.parent)
     try:
-        for file in policy_files(source):
-            # A directory from outside may change under us; what training wrote does not.
-            (link_or_copy if name is None else shutil.copyfile)(file, scratch / file.name)
-        if name is None and (source / CRITIC).is_dir():
-            make_directory(scratch / CRITIC)
-            for file in (source / CRITIC).iterdir():
-                link_or_copy(file, scratch / CRITIC / file.name)
-            sync_directory(scratch / CRITIC)
-        write_info(scratch, read_info(source) if name is None else PolicyInfo(source=name, merged=merged))
-        scratch.chmod(0o755)
-        sync_directory(scratch)
-        scratch.rename(target)
+        with scratch_beside(target) as scratch:
+            for file in policy_files(source):
+                # A directory from outside may change under us; what training wrote does not.
+                (link_or_copy if name is None else shutil.copyfile)(file, scratch / file.name)
+            if name is None and (source / CRITIC).is_dir():
+                make_directory(scratch / CRITIC)
+                for file in (source / CRITIC).iterdir():
+                    link_or_copy(file, scratch / CRITIC / file.name)
+                sync_directory(scratch / CRITIC)
+            write_info(scratch, read_info(source) if name is None else PolicyInfo(source=name, merged=merged))
+            sync_directory(scratch)
+            scratch.rename(target)
         sync_directory(target.parent)
     except OSError as error:
-        shutil.rmtree(scratch, ignore_errors=True)
         if target.is_dir() and policy_digest(target) == digest:  # another process was there first
             return digest
         raise OutputError(

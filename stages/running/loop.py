@@ -4,6 +4,7 @@ It calls the stages as a shell script would, in one process that keeps engine an
 up. Killed anywhere, it goes on at the first step without a finished sync.
 """
 
+import contextlib
 import gc
 import json
 import time
@@ -14,12 +15,13 @@ from typing import Any
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.eval.prices import read_prices
 from nanoskyrl.stages.core.config import Settings, merge, plugin_config, stage_config, to_plain, with_later_keys
-from nanoskyrl.stages.core.errors import ConflictError, InputError, check_numbers, told_as
+from nanoskyrl.stages.core.errors import ConflictError, InputError, OutputError, check_numbers, told_as
+from nanoskyrl.stages.core.leftovers import remove_leftovers
 from nanoskyrl.stages.core.manifest import first_difference
-from nanoskyrl.stages.core.metrics import MetricsLog, latest, read_metrics
-from nanoskyrl.stages.core.output import discard
+from nanoskyrl.stages.core.metrics import MetricsLog, latest, read_metrics, seconds_of_stages
+from nanoskyrl.stages.core.output import discard, tidy
 from nanoskyrl.stages.core.registry import lookup
-from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.core.runs import EVALUATIONS, STAGES, Run
 from nanoskyrl.stages.core.stopping import terminated_as_interrupted
 from nanoskyrl.stages.core.storage import locked, write_whole
 from nanoskyrl.stages.engines.task_order import weights_of
@@ -30,6 +32,7 @@ from nanoskyrl.stages.running.overlap import overlapped
 from nanoskyrl.stages.running.placement import Placement, placement_of
 from nanoskyrl.stages.running.run_settings import begin_run
 from nanoskyrl.stages.running.session import Session
+from nanoskyrl.stages.running.standing_trainer import STOP_FILE
 from nanoskyrl.stages.running.trackers import Trackers, check_trackers
 from nanoskyrl.stages.running.trainer_process import TrainerProcess
 
@@ -154,8 +157,9 @@ def _steps(session: Session, config: LoopConfig, report: Report, begins: Begins,
         _check_settings(run, resolved)
     write_whole(run.root / RESOLVED, (json.dumps(resolved, indent=2, sort_keys=True) + "\n").encode())
     begin_run(run, session.settings, replace=force)
+    _tidy(session, first, config.keep_states)
     MetricsLog(run.metrics).write("startup", {"timing/startup": _seconds_since_start()})
-    if first < config.steps:
+    if first <= config.steps:  # a finished loop, too, owes the evaluation in which it was killed
         _evaluate(session, first, config, report, force=force)
 
     def done(step: int) -> None:
@@ -183,6 +187,23 @@ def _steps(session: Session, config: LoopConfig, report: Report, begins: Begins,
         MetricsLog(run.metrics, step).write("loop", {"timing/total": time.perf_counter() - began})
         done(step)
     return max(0, config.steps - first)
+
+
+def _tidy(session: Session, first: int, keep_states: int) -> None:
+    """Do what a loop that was killed between two steps still had to, and take away what it left."""
+    run, last = session.run, first - 1
+    remove_leftovers(run.policy(0).parent)
+    evaluated = (run.root / EVALUATIONS).glob(f"*{first:08d}/*")
+    for output in (*(run.stage(step, stage) for step in (last, first) for stage in STAGES if step >= 0), *evaluated):
+        tidy(output)
+    with contextlib.suppress(OutputError), locked(run.root / STOP_FILE):
+        pass  # a trainer's lock, which goes with it
+    if first:
+        session.prune(last, keep_states)
+        lines = read_metrics(run.metrics, tail_bytes=TAIL)
+        looped = any(line.get("stage") == "startup" for line in lines)
+        if looped and last not in latest(lines, "loop"):
+            MetricsLog(run.metrics, last).write("loop", {"timing/total": seconds_of_stages(lines, last, STAGES)})
 
 
 def placed(settings: Settings, place: Placement | None) -> Settings:

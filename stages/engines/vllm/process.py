@@ -18,14 +18,13 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nanoskyrl.stages.core.children import ending_with_us
+from nanoskyrl.stages.core.children import drop_directory, ending_with_us, kept_directory
 from nanoskyrl.stages.core.errors import EngineError, told_as
 from nanoskyrl.stages.core.gpus import visible
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
@@ -255,7 +254,7 @@ class ServerProcess:
                 hint=f"{self.installation.python} -m pip uninstall -y {' '.join(self.installation.broken)}",
             )
         if self.scratch is None:
-            self.scratch = Path(tempfile.mkdtemp(prefix="nanoskyrl-vllm-"))
+            self.scratch = kept_directory("nanoskyrl-vllm-")
             shutil.copyfile(WORKER, self.scratch / f"{WORKER_MODULE}.py")
             shutil.copyfile(TOKENS, self.scratch / f"{TOKENS_MODULE}.py")
         self.port, self.name, self.began = free_port(), f"policy-{secrets.token_hex(4)}", time.monotonic()
@@ -318,5 +317,5 @@ class ServerProcess:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         if self.scratch is not None:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            drop_directory(self.scratch)
             self.scratch = None
