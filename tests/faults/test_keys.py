@@ -136,3 +136,70 @@ def test_show_prints_signs_for_what_a_policy_wrote(tmp_path, make_trajectory, te
             module.SafeConsole = real
         for bad in ("\x1b[2J", "\x1b]0", "\x07", "\x9b", "\u202e", "\x1b[?1049h", "\x7f", "\x08"):
             assert bad not in out.getvalue()
+
+
+# By servers' own words, to the disk
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.02)
+
+
+def leaks(folder, *texts):
+    """Return where our key stands: in a file's bytes, in a column, or in what was said."""
+    import pyarrow.parquet as pq
+
+    found = [path for path in folder.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+    found += [
+        path for path in folder.rglob("*.parquet") if KEY in json.dumps(pq.read_table(path).to_pylist(), default=str)
+    ]
+    return found + [text for text in texts if KEY in text]
+
+
+SERVERS = {
+    "a refusal": lambda body: (400, {"error": {"message": f"key {KEY} may not"}}),
+    "a wrong key": lambda body: (401, {"error": {"message": f"Incorrect API key provided: {KEY}"}}),
+    "a failure": lambda body: (500, {"error": {"message": f"Authorization: Bearer {KEY}"}}),
+    "busy": lambda body: (429, {"detail": f"{KEY} is over its limit"}),
+    "its answer": lambda body: (200, answer(f"#### 4 {KEY}")),
+    "a tool's name": lambda body: (
+        200,
+        answer(None, [{"function": {"name": KEY, "arguments": json.dumps({"x": KEY})}}]),
+    ),
+    "no completion": lambda body: (200, {KEY: KEY}),
+    "no JSON": lambda body: (200, f"<html>{KEY}</html>"),
+}
+
+
+def answer(text, calls=None):
+    message = {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
+    return {"choices": [{"index": 0, "finish_reason": "stop", "message": message}]}
+
+
+@pytest.mark.parametrize("says", SERVERS.values(), ids=SERVERS)
+def test_a_server_that_repeats_the_key_has_it_neither_stored_nor_printed(says, quick, tmp_path, monkeypatch):
+    from endpoints import served
+    from fastapi import FastAPI, Request
+    from fastapi.responses import JSONResponse, PlainTextResponse
+    from running import skyrl_here
+
+    monkeypatch.setenv("THE_CREDENTIAL_OF_MINE", KEY)
+    app = FastAPI()
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request):
+        assert request.headers["authorization"] == f"Bearer {KEY}"
+        status, content = says(await request.json())
+        return PlainTextResponse(content) if isinstance(content, str) else JSONResponse(content, status)
+
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"id": "r1", "question": "What is 2 + 2?", "answer": "#### 4"}\n')
+    with served(app) as address:
+        done = skyrl_here(
+            "eval", "--bench", "gsm8k", "--data", rows, "--endpoint", f"{address}/v1", "--model", "m", "--out", tmp_path / "out",
+            "--set", "openai.key_env=THE_CREDENTIAL_OF_MINE", "--set", "openai.retries=1",
+        )  # fmt: skip
+    assert list((tmp_path / "out").rglob("*"))
+    assert leaks(tmp_path, done.stdout, done.stderr) == []

@@ -7,6 +7,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,11 @@ KEEP_ALIVE_SECONDS = 2.0
 is sent on one that is being closed comes to nothing."""
 TRIES = 4
 """How often a request that changes nothing when it is repeated is made, within about a second."""
+
+
+LARGEST_TOKEN = 1 << 31
+LARGEST_LOG_PROB = 1e-3
+"""Nats: rounding may make a probability a little larger than 1."""
 
 
 class Lost(Exception):
@@ -178,7 +184,7 @@ class Client:
             tokens = choice["token_ids"]
             nats = [float(value) for value in choice["logprobs"]["token_logprobs"]] if want_logprobs else None
             return _checked(tokens, nats, choice["finish_reason"])
-        except (KeyError, IndexError, TypeError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise Lost(f"the answer has no {error}") from error
 
     async def choose_endpoint(self, wanted: str, name: str, ids: Sequence[int]) -> None:
@@ -215,6 +221,10 @@ class Client:
 def _checked(tokens: Any, nats: list[float] | None, reason: Any) -> tuple[list[int], list[float] | None, str]:
     if not tokens or (nats is not None and len(nats) != len(tokens)):
         raise Lost(f"the answer has {len(tokens or ())} tokens and {len(nats or ())} log-probs")
+    if not all(type(token) is int and 0 <= token < LARGEST_TOKEN for token in tokens):
+        raise Lost("the answer's tokens are none")
+    if nats is not None and not all(nat <= LARGEST_LOG_PROB and nat > -math.inf for nat in nats):  # NaN is neither
+        raise Lost("the answer's log-probs are none")
     if reason not in ("stop", "length"):
         raise Lost(f"the answer ended with {reason!r}")  # abort, error: sampled to no end
     return list(tokens), nats, reason
