@@ -265,7 +265,7 @@ def build(config: type[C], values: Mapping[str, Any], table: str) -> C:
             raise SettingsError(f"`{table}.{key}` is not a number", hint="Give one")
         try:
             kwargs[key] = msgspec.convert(value, known[key].type)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:  # a lone surrogate is no text
             name = _type_name(known[key].type)
             raise SettingsError(
                 f"`{table}.{key}` must be {name}, not {value!r}", hint=f"{str(error).split(' - ')[0]}"

@@ -252,7 +252,7 @@ def sampling_body(
 def _message(data: bytes) -> str:
     """Return what an error's body says."""
     text = data.decode(errors="replace")
-    with contextlib.suppress(ValueError, TypeError, KeyError):
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
         value = json.loads(text)
         error = value.get("error", value)
         text = str(error["message"] if isinstance(error, dict) else error)
