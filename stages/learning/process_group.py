@@ -197,18 +197,20 @@ def launch(arguments: Sequence[str], processes: int) -> None:
     import sys
     import uuid
 
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _silence(("torch.distributed.elastic", "torch.distributed.launcher"))
-    config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=processes, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1,
-        # At SIGINT they are told to end by SIGTERM: Python that is starting would print what it was at.
-        signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
-    )  # fmt: skip
     with temporary_directory("nanoskyrl-") as scratch:
+        config = LaunchConfig(
+            min_nodes=1, max_nodes=1, nproc_per_node=processes, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1,
+            # Else torch makes a folder of its own, and leaves it.
+            logs_specs=DefaultLogsSpecs(log_dir=str(scratch / "logs")),
+            # At SIGINT they are told to end by SIGTERM: Python that is starting would print what it was at.
+            signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
+        )  # fmt: skip
         told = {rank_errors.PLACE: str(scratch), MARK: ending_with_us()[MARK]}
         if "OMP_NUM_THREADS" not in os.environ:  # accelerate would choose, and warn
             told["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // processes))

@@ -10,11 +10,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from faults.killed_runs import with_environment
 from faults.ways import BRIEF_THREADS, IN_A_THREAD, MCP, PROGRAMS, STARTED, WORKER, command, sandboxed
-from running import GUARD_SECONDS, ROOT
+from running import GUARD_SECONDS, ROOT, SMALL, as_flags
 
 from nanoskyrl.envs.sandbox import base as sandbox
 from nanoskyrl.stages.core.children import GRACE_SECONDS, start_of
+from nanoskyrl.stages.core.runs import Run
+from nanoskyrl.stages.running.session import Session
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
 SERVER = str(ROOT / "tests" / "mcp_server.py")
@@ -126,6 +129,58 @@ def test_nothing_outlives_its_caller(way, name, tmp_path):
     if why := missing(way):
         pytest.skip(why)
     assert left_after(way, name, tmp_path) == []
+
+
+TRAINS = {
+    "two processes that train": (["train", "--num-processes", "2"], "RANK"),
+    "a trainer beside the loop": (
+        ["loop", "--steps", "40", "--lag", "1", "--gpus-generate", "cpu", "--gpus-train", "cpu"], "NANOSKYRL_KEEPER",
+    ),
+    "a trainer of two processes that follows": (["train", "--follow", "--num-processes", "2"], "RANK"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIGNALS)
+@pytest.mark.parametrize("way", TRAINS)
+def test_no_trainer_outlives_its_caller(way, name, tmp_path):
+    words, mark = TRAINS[way]
+    run = Run(tmp_path / "run")
+    session = Session(run, SMALL)
+    for stage in ("rollout", "score", "advantage") if words[0] == "train" else ():
+        getattr(session, stage)(0)
+    (tmp_path / "tmp").mkdir()
+    command = [
+        sys.executable,
+        "-m",
+        "nanoskyrl_cli.main",
+        *words,
+        "--run",
+        str(run.root),
+        *as_flags({"rollout": SMALL["rollout"]}),
+    ]
+    with (tmp_path / "said").open("wb") as said:
+        caller = subprocess.Popen(
+            command, stdout=said, stderr=said, env={**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+        )
+    end = time.monotonic() + GUARD_SECONDS
+    while not [p for p in with_environment(tmp_path / "tmp") if p.pid != caller.pid and mark in p.environ()]:
+        assert caller.poll() is None, (tmp_path / "said").read_text()
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    time.sleep(0.5)
+    caller.send_signal(name)
+    caller.wait(GUARD_SECONDS)
+    end = time.monotonic() + GRACE_SECONDS + 20
+    while (left := with_environment(tmp_path / "tmp")) and time.monotonic() < end:
+        time.sleep(0.05)
+    words = [" ".join(p.cmdline())[:200] for p in left]
+    for process in left:
+        process.kill()
+    assert words == []
+    while (left := list((tmp_path / "tmp").iterdir())) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert [path for path in left if not path.name.endswith(".lock")] == []
 
 
 def test_the_start_of_a_process_tells_it_from_another_of_its_number():

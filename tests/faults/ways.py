@@ -61,11 +61,6 @@ WORKER = """
 from nanoskyrl.envs.graders.workers import Workers
 Workers().call({target!r}, {argument!r}, seconds=600)
 """
-LOOPS = "exec:while True: pass"
-TRAINERS = """
-from nanoskyrl_cli.main import run
-raise SystemExit(run({arguments!r}))
-"""
 MCP = """
 from nanoskyrl.envs.outside.mcp_session import McpSession
 import threading
