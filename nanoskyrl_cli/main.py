@@ -16,12 +16,15 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from nanoskyrl.stages.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, NanoskyrlError, Notice
+from nanoskyrl.stages.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, NanoskyrlError, Notice, is_out_of_memory
 from nanoskyrl.stages.core.safe_text import printable, struck
 from nanoskyrl_cli.options import say, stdout_for_data
 
 TRACEBACK = "SKYRL_TRACEBACK"
 """Set in the environment, errors keep their traceback: for those who write plug-ins."""
+OUT_OF_MEMORY = (
+    "Lower `train.max_tokens_per_micro_batch`, or what is sampled at once; `skyrl plan` says what each stage needs"
+)
 STAGES, LOOK, SETUP = "Stages", "Looking", "Setting up"
 COMMANDS = (
     ("rollout", STAGES, "rollout:rollout", "Attempt tasks with a policy and write every token down."),
@@ -211,6 +214,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     except Exception as error:
         if hasattr(error, "format_message"):  # what typer raises for wrong usage
             return _usage_error(error)
+        if is_out_of_memory(error) and not os.environ.get(TRACEBACK):
+            words = " ".join(str(error).split()) or "Python could allocate no more"
+            return _tell(f"out of memory: {words}", OUT_OF_MEMORY, EXIT_FAILED)
         raise
 
 

@@ -93,6 +93,13 @@ def told_as(kind: type[NanoskyrlError], message: str, *wrong: type[Exception], h
         raise kind(f"{message}: {error}", hint=hint) from error
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Say whether memory was missing: the machine's, by Python or torch, or a GPU's."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """Return "Did you mean `x`?" for the closest known word, or None."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
