@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from nanoskyrl.stages.core.digests import digest_bytes
 from nanoskyrl.stages.core.errors import InputError, told_as
 from nanoskyrl.stages.core.manifest import Manifest
-from nanoskyrl.stages.core.storage import whole_file
+from nanoskyrl.stages.core.storage import file_bytes, whole_file
 from nanoskyrl.stages.core.trajectory import RENAMED, SCHEMA_KEY, SCHEMA_VERSION
 
 COMPRESSION_LEVEL = 1
@@ -79,7 +79,7 @@ def read_part(path: Path, digest: str | None = None, columns: Sequence[str] | No
             lacks a column, or was written under a newer schema.
     """
     try:
-        data = path.read_bytes()
+        data = file_bytes(path)
     except FileNotFoundError as error:
         raise InputError(f"`{path}` is missing", hint="Run the stage that writes it again, with `--force`") from error
     except OSError as error:

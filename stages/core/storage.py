@@ -5,6 +5,7 @@ show an object only when its upload has ended, so there it is written as it is.
 """
 
 import contextlib
+import errno
 import fcntl
 import io
 import os
@@ -62,6 +63,17 @@ def read_named(name: str, what: str, hint: str) -> str:
     if not path.is_file():
         raise InputError(f"there is no {what} `{name}`", hint=hint)
     return path.read_text(encoding="utf-8-sig")
+
+
+def file_bytes(path: Path) -> bytes:
+    """Return what is in a file that a stage wrote; a device or pipe in its place might never end.
+
+    Raises:
+        OSError: it cannot be read, or is no file.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "It is no file", str(path))
+    return path.read_bytes()
 
 
 def is_local(path: Path) -> bool:

@@ -73,3 +73,13 @@ from nanoskyrl.stages.core.children import ending_with_us
 subprocess.Popen({argv!r}, env=ending_with_us(), start_new_session=True)
 threading.Event().wait()
 """
+VLLM = """
+from pathlib import Path
+from nanoskyrl.stages.engines.vllm.config import VllmConfig
+from nanoskyrl.stages.engines.vllm.engine import VllmEngine
+import tempfile, threading
+engine = VllmEngine(VllmConfig(gpus="cpu", kv_cache_gib=0.25))
+engine.place = Path(tempfile.mkdtemp())
+engine.load(Path({policy!r}))
+threading.Event().wait()
+"""
