@@ -94,9 +94,9 @@ def drop_directory(made: Path) -> None:
 
 
 @contextlib.contextmanager
-def temporary_directory(prefix: str) -> Iterator[Path]:
+def temporary_directory(prefix: str, folder: Path | None = None) -> Iterator[Path]:
     """Make a temporary directory for the block, which goes with this process, too."""
-    made = kept_directory(prefix)
+    made = kept_directory(prefix, folder)
     try:
         yield made
     finally:

@@ -95,6 +95,9 @@ TOOL_FORMATS = {
 }
 """Markups of tool calls, in the order in which a chat template is tried with them."""
 
+STAGES = {"filter": "nanoskyrl.stages.filter:FILTER"}
+"""Stages that a run has where `run.stages` names them; those of every run are in `pipeline.py`."""
+
 BUILTIN: Mapping[str, Mapping[str, str]] = {
     "env": ENVS,
     "bench": BENCHES,
@@ -102,6 +105,7 @@ BUILTIN: Mapping[str, Mapping[str, str]] = {
     "algo": ALGOS,
     "estimator": ESTIMATORS,
     "tool_format": TOOL_FORMATS,
+    "stage": STAGES,
 }
 
 
@@ -158,7 +162,7 @@ def plugin_errors(what: str) -> Iterator[None]:
         if is_out_of_memory(error):  # which is seldom its fault
             raise
         raise SettingsError(
-            f"{what} failed: {type(error).__name__}: {error}", hint="Mend it; SKYRL_TRACEBACK=1 shows where it happened"
+            f"{what} failed: {type(error).__name__}: {error}", hint="Fix it; SKYRL_TRACEBACK=1 shows where it happened"
         ) from error
 
 

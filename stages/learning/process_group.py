@@ -136,7 +136,7 @@ def accelerator_of(strategy: str, config: OptimizerConfig, device: str, dtype: t
         **({"data_types": {"grad_accum_dtype": "fp32"}} if half else {}),
     }
     plugin = DeepSpeedPlugin(hf_ds_config=settings, zero3_init_flag=False)
-    # Told that it is on a CPU, accelerate would not start DeepSpeed; the processes have met on it already.
+    # Given a CPU, accelerate would not start DeepSpeed; the processes have met on it already.
     return Accelerator(deepspeed_plugin=plugin, mixed_precision="bf16" if half else "no")
 
 
@@ -245,7 +245,7 @@ def _end(processes: list[psutil.Process]) -> None:
 
 
 def _silence(names: tuple[str, ...]) -> None:
-    """Keep loggers from telling in their way what is told in ours."""
+    """Keep loggers from reporting in their way what is reported in ours."""
     for name in (*names, *logging.root.manager.loggerDict):
         if name.startswith(names):
             logging.getLogger(name).setLevel(logging.CRITICAL)
