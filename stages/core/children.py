@@ -3,9 +3,9 @@
 The kernel's own way, PR_SET_PDEATHSIG, follows the thread that started a process, is lost where a process changes its
 user, and is not inherited. So a keeper, started with the first child, looks at this process: a small Python in a
 session of its own, which no terminal and no signal to our group reaches. When this process is gone it ends, first
-by SIGTERM and soon by SIGKILL, every process that has our mark in its environment, those that it was told of besides,
+by SIGTERM and soon by SIGKILL, every process that has our mark in its environment, those that were named to it,
 and what descends from either. It finds them again and again until there is none, and then removes the temporary
-directories that it was told of.
+directories that were named to it.
 
 `skyrl serve` is started by the user and has nobody's mark: it outlives its clients.
 """

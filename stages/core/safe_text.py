@@ -50,7 +50,7 @@ class _Keys:
 
 
 def keep_secret(value: str | None) -> None:
-    """Name a key that stands in a variable of any name, or in none."""
+    """Name a key that is in a variable of any name, or in none."""
     if value and len(value) >= LEAST_NAMED and value.lower() not in NO_KEYS and value not in (_Keys.values or ()):
         _learn({value})
 

@@ -208,7 +208,7 @@ def launch(arguments: Sequence[str], processes: int) -> None:
             rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1,
             # Else torch makes a folder of its own, and leaves it.
             logs_specs=DefaultLogsSpecs(log_dir=str(scratch / "logs")),
-            # At SIGINT they are told to end by SIGTERM: Python that is starting would print what it was at.
+            # At SIGINT they are ended by SIGTERM: Python that is starting would print what it was at.
             signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
         )  # fmt: skip
         told = {rank_errors.PLACE: str(scratch), MARK: ending_with_us()[MARK]}
