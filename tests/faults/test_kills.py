@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from faults.killed_runs import killed_run, reference
 from running import GUARD_SECONDS, SMALL, same_bytes
+from vllm_servers import missing
 
 from nanoskyrl.stages.core.config import merge
 from nanoskyrl.stages.core.leftovers import RECORD, remove_leftovers, scratch_beside
@@ -22,18 +23,20 @@ from nanoskyrl.stages.running.loop import loop
 
 
 @pytest.mark.parametrize(
-    ("kind", "seeds"),
+    ("kind", "gap"),
     [
-        ("scripted", 1),
-        pytest.param("hf", 2, marks=pytest.mark.slow),
-        pytest.param("overlapped", 1, marks=pytest.mark.slow),
+        ("scripted", 150),
+        pytest.param("hf", 60, marks=pytest.mark.slow),
+        pytest.param("overlapped", 60, marks=pytest.mark.slow),
+        pytest.param("vllm", 150, marks=[pytest.mark.vllm, pytest.mark.slow]),
     ],
 )
-def test_a_run_killed_at_drawn_file_events_ends_as_if_it_had_not_been(kind, seeds, tmp_path):
-    whole = reference(kind, tmp_path / "whole")
-    found = [killed_run(kind, tmp_path / str(seed), whole, 1000 + seed) for seed in range(seeds)]
-    assert sum(each.kills for each in found) > 0
-    assert [problem for each in found for problem in each.problems] == []
+def test_a_run_killed_at_drawn_file_events_ends_as_if_it_had_not_been(kind, gap, tmp_path):
+    if kind == "vllm" and (reason := missing()):
+        pytest.skip(reason)
+    found = killed_run(kind, tmp_path / "killed", reference(kind, tmp_path / "whole"), 1000, gap=gap)
+    assert found.kills > 0
+    assert found.problems == []
 
 
 @pytest.fixture(scope="module")

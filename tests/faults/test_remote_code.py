@@ -18,7 +18,11 @@ from nanoskyrl.stages.models.remote_code import allow_code, trust
 MODULE = """
 from pathlib import Path
 Path({marker!r}).write_text("ran")
-from transformers import Qwen3Config as OwnConfig, Qwen3ForCausalLM as OwnModel, PreTrainedTokenizerFast as OwnTokenizer
+from transformers import Qwen3Config, Qwen3ForCausalLM, PreTrainedTokenizerFast
+
+class OwnConfig(Qwen3Config): ...
+class OwnModel(Qwen3ForCausalLM): ...
+class OwnTokenizer(PreTrainedTokenizerFast): ...
 """
 CONFIG, MODEL, TOKENIZER = "own.OwnConfig", "own.OwnModel", ["own.OwnTokenizer", "own.OwnTokenizer"]
 WAYS = {
