@@ -9,7 +9,6 @@ import shutil
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ def main(top: Path, asked: list[str]) -> int:
         for seed in missing:
             place, began = top / kind / str(seed), time.perf_counter()
             found = killed_run(kind, place, whole, seed)
-            line = {"kind": kind, "seed": seed, **asdict(found), "seconds": time.perf_counter() - began}
+            line = {"kind": kind, "seed": seed, **vars(found), "seconds": time.perf_counter() - began}
             with results.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             for problem in found.problems:
