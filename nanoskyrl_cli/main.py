@@ -18,12 +18,23 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from nanoskyrl.stages.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, NanoskyrlError, Notice
+from nanoskyrl.stages.core.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    NanoskyrlError,
+    Notice,
+    is_out_of_memory,
+)
 from nanoskyrl.stages.core.registry import names
+from nanoskyrl.stages.core.safe_text import printable, struck
 from nanoskyrl_cli.options import say, stdout_for_data
 
 TRACEBACK = "SKYRL_TRACEBACK"
 """Set in the environment, errors keep their traceback: for those who write plug-ins."""
+OUT_OF_MEMORY = (
+    "Lower `train.max_tokens_per_micro_batch`, or what is sampled at once; `skyrl plan` says what each stage needs"
+)
 STAGES, LOOK, SETUP = "Stages", "Looking", "Setting up"
 COMMANDS = (
     ("rollout", STAGES, "rollout:rollout", "Attempt tasks with a policy and write every token down."),
@@ -216,7 +227,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
                 return
             told.add(message.says)
         elif not isinstance(message, Notice):
-            show(message, *place)
+            show(type(message)(printable(struck(str(message)))), *place)
             return
         say(f"note: {message}")
 
@@ -252,6 +263,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     except Exception as error:
         if hasattr(error, "format_message"):  # what typer raises for wrong usage
             return _usage_error(error)
+        if is_out_of_memory(error) and not os.environ.get(TRACEBACK):
+            words = " ".join(str(error).split()) or "Python could allocate no more"
+            return _tell(f"out of memory: {words}", OUT_OF_MEMORY, EXIT_FAILED)
         raise
 
 
@@ -262,9 +276,9 @@ def _tell(message: str, hint: str | None, exit_code: int) -> int:
     if rank_errors.is_watched():
         rank_errors.leave(message, hint, exit_code)
         return exit_code
-    print(f"error: {message}", file=sys.stderr)
+    print(printable(f"error: {struck(message)}"), file=sys.stderr)
     if hint:
-        print(f"\nhint: {hint}", file=sys.stderr)
+        print(printable(f"\nhint: {struck(hint)}"), file=sys.stderr)
     return exit_code
 
 
@@ -285,9 +299,11 @@ def main() -> NoReturn:
     except Exception:
         from nanoskyrl.stages.learning import rank_errors
 
-        if not rank_errors.is_watched():
-            raise
-        rank_errors.leave(traceback.format_exc(), None, EXIT_FAILED, is_bug=True)
+        told = struck(traceback.format_exc())
+        if rank_errors.is_watched():
+            rank_errors.leave(told, None, EXIT_FAILED, is_bug=True)
+        else:
+            print(printable(told), end="", file=sys.stderr)
         sys.exit(EXIT_FAILED)
 
 

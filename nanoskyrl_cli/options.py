@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from nanoskyrl.stages.core.errors import EXIT_OK, EXIT_SHORT, SettingsError
+from nanoskyrl.stages.core.safe_text import printable
 from nanoskyrl.stages.core.storage import as_path
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def emit(text: str) -> None:
     from nanoskyrl.stages.core.runs import is_main
 
     if is_main():
-        print(text, file=data_stream())
+        print(printable(text), file=data_stream())
 
 
 def path(name: str | None) -> Path | None:
@@ -267,7 +268,7 @@ def say(text: str) -> None:
     from nanoskyrl.stages.core.runs import is_main
 
     if is_main():
-        print(text, file=sys.stderr)
+        print(printable(text), file=sys.stderr)
 
 
 def finish(outcome: "StageResult", session: "Session", made: str | None, as_json: bool) -> int:

@@ -5,6 +5,7 @@ The kernel limits each process; what all of them hold together is looked at from
 
 import contextlib
 import os
+import resource
 import selectors
 import signal
 import subprocess
@@ -61,12 +62,19 @@ def limited(argv: list[str], limits: Limits) -> list[str]:
     # Should nobody be there to stop it at its deadline, it ends when all cores could have worked for so long.
     seconds = ceil(limits.seconds) * (os.cpu_count() or 1) + 1
     # A limit of 1 leaves no core; one of 0 would still give it to the program that the machine has for that.
-    words = (
-        f"--as={limits.memory_mb << 20} --fsize={limits.file_mb << 20} --core=1 --nofile={OPEN_FILES} "
-        f"--nproc={limits.processes} --cpu={seconds} --sigpending={SIGNALS}"
-    )
+    wanted = {
+        "as": limits.memory_mb << 20, "fsize": limits.file_mb << 20, "core": 1, "nofile": OPEN_FILES,
+        "nproc": limits.processes, "cpu": seconds, "sigpending": SIGNALS,
+    }  # fmt: skip
+    words = " ".join(f"--{kind}={_at_most(kind, value)}" for kind, value in wanted.items())
     script = f'for pid in 1 $$; do prlimit --pid $pid {words} || exit; done; exec "$@"'
     return ["/bin/sh", "-c", script, "sh", *argv]
+
+
+def _at_most(kind: str, value: int) -> int:
+    """Return a limit, or the one that we are under ourselves where that is lower: nobody may raise it."""
+    ours = resource.getrlimit(getattr(resource, f"RLIMIT_{kind.upper()}"))[1]
+    return value if ours == resource.RLIM_INFINITY else min(value, ours)
 
 
 def listed(path: str) -> list[str]:

@@ -6,6 +6,8 @@ Everything else that is raised is a bug and keeps its traceback.
 import contextlib
 from collections.abc import Iterable, Iterator
 
+from nanoskyrl.stages.core.safe_text import struck
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 """Could not write, the engine failed, or a proof did not hold; for `verify` and `diff`, a difference."""
@@ -22,8 +24,8 @@ class NanoskyrlError(Exception):
     exit_code = EXIT_USAGE
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
+        super().__init__(struck(message))
+        self.hint = None if hint is None else struck(hint)
 
 
 class SettingsError(NanoskyrlError):
@@ -88,6 +90,13 @@ def told_as(kind: type[NanoskyrlError], message: str, *wrong: type[Exception], h
         yield
     except wrong as error:
         raise kind(f"{message}: {error}", hint=hint) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Say whether memory was missing: the machine's, by Python or torch, or a GPU's."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:

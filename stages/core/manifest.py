@@ -14,6 +14,7 @@ from typing import Any
 from nanoskyrl.stages.core.digests import canonical_json, digest_bytes
 from nanoskyrl.stages.core.errors import InputError, told_as
 from nanoskyrl.stages.core.pipeline import OURS
+from nanoskyrl.stages.core.storage import file_bytes
 from nanoskyrl.stages.core.trajectory import SCHEMA_VERSION
 
 MANIFEST, STARTED, SUMMARY = "_manifest.json", "_started.json", "_summary.json"
@@ -120,7 +121,7 @@ def read_manifest(directory: Path, *, stage: str | Sequence[str] | None = None) 
         raise InputError(f"there is no directory `{directory}`", hint=f"Name a directory of shards{wanted}")
     place = located(directory, MANIFEST)
     try:
-        value = json.loads(place.read_bytes())
+        value = json.loads(file_bytes(place))
     except FileNotFoundError as error:
         if located(directory, STARTED).exists():
             found = read_started(directory).get("stage", "stage")

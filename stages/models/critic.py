@@ -19,6 +19,7 @@ from nanoskyrl.stages.core.storage import as_usual, make_directory
 from nanoskyrl.stages.models.kv_cache import without_wrapper
 from nanoskyrl.stages.models.packing import hidden_states, is_packing, pack_of, prepare_packing
 from nanoskyrl.stages.models.policy import CRITIC, check_critic
+from nanoskyrl.stages.models.remote_code import trust
 from nanoskyrl.stages.models.rows_alone import decoder_of
 
 HEAD, DESCRIPTION = "value_head.safetensors", "critic.json"
@@ -116,7 +117,7 @@ def load_critic(policy: Path, model: Any, backbone: str | None, *, dtype: torch.
         hint="Run `skyrl train` again with `--force`",
     ):
         kind = json.loads((folder / DESCRIPTION).read_bytes())["backbone"]
-        decoder = AutoModel.from_pretrained(folder, dtype=dtype) if kind == "own" else None
+        decoder = AutoModel.from_pretrained(folder, dtype=dtype, **trust()) if kind == "own" else None
         if decoder is not None:
             prepare_packing(decoder)
         critic = Critic(cast(nn.Module, decoder), base.config.get_text_config().hidden_size)

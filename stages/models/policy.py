@@ -10,7 +10,6 @@ import contextlib
 import json
 import math
 import shutil
-import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -19,6 +18,7 @@ from typing import Any
 
 from nanoskyrl.stages.core.digests import digest_bytes, digest_file, digest_json
 from nanoskyrl.stages.core.errors import InputError, NanoskyrlError, OutputError, did_you_mean
+from nanoskyrl.stages.core.leftovers import remove_leftovers, scratch_beside
 from nanoskyrl.stages.core.storage import as_path, link_or_copy, make_directory, sync_directory, write_whole
 
 STARTER = "starter"
@@ -29,9 +29,9 @@ CRITIC = "critic"
 PATTERNS = (
     "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json", "config.json",
     "generation_config.json", "adapter_config.json", "adapter_model.bin", "tokenizer*", "special_tokens_map.json",
-    "added_tokens.json", "vocab.*", "merges.txt", "chat_template.*",
+    "added_tokens.json", "vocab.*", "merges.txt", "chat_template.*", "*.py",
 )  # fmt: skip
-"""Files that make a policy; what else lies beside them is not part of it."""
+"""Files that make a policy, code that its config names among them; what else lies beside them is not part of it."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 
 
@@ -253,24 +253,23 @@ def publish(source: Path, target: Path, *, name: str | None = None, merged: str 
                 f"`{target}` already holds another policy", hint="Start another run, or move the old one away"
             )
         return digest
-    make_directory(target.parent)
-    scratch = target.parent / f".{target.name}-{uuid.uuid4().hex[:8]}"
+    remove_leftovers(target.parent)
     try:
-        scratch.mkdir()  # by the umask: whoever may read the run may read its policies
-        for file in policy_files(source):
-            # A directory from outside may change under us; what training wrote does not.
-            (link_or_copy if name is None else shutil.copyfile)(file, scratch / file.name)
-        if name is None and (source / CRITIC).is_dir():
-            make_directory(scratch / CRITIC)
-            for file in (source / CRITIC).iterdir():
-                link_or_copy(file, scratch / CRITIC / file.name)
-            sync_directory(scratch / CRITIC)
-        write_info(scratch, read_info(source) if name is None else PolicyInfo(source=name, merged=merged).sealed())
-        sync_directory(scratch)
-        scratch.rename(target)
+        with scratch_beside(target) as scratch:
+            for file in policy_files(source):
+                # A directory from outside may change under us; what training wrote does not.
+                (link_or_copy if name is None else shutil.copyfile)(file, scratch / file.name)
+            if name is None and (source / CRITIC).is_dir():
+                make_directory(scratch / CRITIC)
+                for file in (source / CRITIC).iterdir():
+                    link_or_copy(file, scratch / CRITIC / file.name)
+                sync_directory(scratch / CRITIC)
+            info = read_info(source) if name is None else PolicyInfo(source=name, merged=merged).sealed()
+            write_info(scratch, info)
+            sync_directory(scratch)
+            scratch.rename(target)
         sync_directory(target.parent)
     except OSError as error:
-        shutil.rmtree(scratch, ignore_errors=True)
         if target.is_dir() and policy_digest(target) == digest:  # another process was there first
             return digest
         raise OutputError(

@@ -2,12 +2,12 @@
 
 import json
 import shutil
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
+from nanoskyrl.stages.core.children import kept_directory
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.engines.vllm.worker import add, bit_sums, plus
 from nanoskyrl.stages.models.merging import merge_adapter
@@ -73,6 +73,6 @@ def merged(adapter: Path) -> Path:
     """Merge an adapter into its base, and return a new directory with the whole model, in memory where it fits."""
     size = count_parameters(find_base(adapter)) * 4
     roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 2 * size
-    place = Path(tempfile.mkdtemp(prefix="nanoskyrl-merged-", dir=MEMORY if roomy else None))
+    place = kept_directory("nanoskyrl-merged-", MEMORY if roomy else None)
     merge_adapter(adapter, place, dtype=torch.float32)
     return place
