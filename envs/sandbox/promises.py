@@ -32,7 +32,8 @@ PROMISES = {
         files.ATTACKS, files.MAY_LACK,
     ),
     "modes": Promise(
-        "It changes no mode, owner, time or attribute of a file that is not its own, and gives none a set-user-ID bit.",
+        "It changes no mode, owner, time or attribute of a file that is not its own, and gives none a set-user-ID "
+        "bit or a capability.",
         modes.ATTACKS, modes.MAY_LACK,
     ),
     "network": Promise(

@@ -277,6 +277,26 @@ BUILTINS = (
         ("class Failed(AssertionError): pass\ndef each(check, xs):\n    for x in xs:\n        try: check(x)\n"
          "        except BaseException: pass",
          "class Wrong(AssertionError): pass\ndef check(x):\n    if x != 7: raise Wrong\neach(check, [1, 2])"),
+        (f"{NEVER_RIGHT}import os, signal\nos.kill(os.getppid(), signal.SIGINT)", CASES),
+        (f"{NEVER_RIGHT}import os, resource\nfor limit in range(16): resource.prlimit(os.getppid(), limit, (1, 1))", CASES),
+        (f"{NEVER_RIGHT}import os\nfor at in (1, os.getppid()):\n    for fd in range(9):\n        for how in (os.O_RDONLY, os.O_WRONLY):\n"
+         "            try: os.set_blocking(os.open(f'/proc/{at}/fd/{fd}', how), False)\n            except OSError: pass", CASES),
+        (f"{NEVER_RIGHT}wire.operations['names'] = lambda names: (_ for _ in ()).throw(AssertionError)", CASES),
+        (f"{NEVER_RIGHT}wire.operations['call'] = lambda f, a, k: a[0].__setitem__(slice(None), [4]) or 4\n",
+         "xs, right = [3, 1], [1, 3]\nassert add(xs, 0) == right"),
+        (f"{NEVER_RIGHT}import types\nwire.operations['base'] = lambda value: types.SimpleNamespace(a=1)\n"
+         "class A(list):\n    __eq__ = lambda s, o: True\nadd = lambda a, b: A()", "assert add(1, 1) == [2]"),
+        (f"{NEVER_RIGHT}class A(set):\n    __eq__ = __le__ = __ge__ = lambda s, o: True\n    __hash__ = lambda s: 0\nadd = lambda a, b: A()",
+         "assert add(1, 1) == {2} or add(1, 1) >= {2}"),
+        (f"{NEVER_RIGHT}class A(dict):\n    __missing__ = lambda s, k: 2\n    get = lambda s, *a: 2\nadd = lambda a, b: A()",
+         "assert add(1, 1) == {1: 2} or add(1, 1)[1] == 2"),
+        (f"{NEVER_RIGHT}class A(type):\n    __instancecheck__ = __subclasscheck__ = lambda s, o: True\nclass Answer(metaclass=A): pass\n"
+         "add = lambda a, b: None", "assert isinstance(add(1, 1), Answer)"),
+        (f"{NEVER_RIGHT}class A:\n    __index__ = __int__ = __float__ = lambda s: 2\n    __round__ = lambda s, n=0: 2\nadd = lambda a, b: A()",
+         "assert round(add(1, 1)) == 2 or int(add(1, 1)) == 2 or max(add(1, 1), 0) == 2"),
+        (f"{NEVER_RIGHT}import os\nif os.fork() == 0:\n    import time\n    for _ in range(200):\n"
+         "        frame = b'[\"list\", \"answer\", 2, \"\", [\"list\"]]'\n        os.write(wire.writing, len(frame).to_bytes(8, 'big') + frame)\n"
+         "        time.sleep(0.005)\n    os._exit(0)", CASES),
         ("len = lambda x: 3\nf = lambda x: []", "assert len(f(3)) == 3"),
         ("import builtins\nbuiltins.len = lambda x: 3\nf = lambda x: []", "assert len(f(3)) == 3"),
         ("def f(x): raise StopIteration", "assert all(map(lambda case: f(case[0]) == case[1], [(3, 9)]))"),
