@@ -16,11 +16,10 @@ from nanoskyrl_cli.options import (
     SeedOption,
     SetOption,
     environments,
-    finish,
+    make,
     open_session,
     path,
 )
-from nanoskyrl_cli.progress import working
 
 
 def rollout(
@@ -78,6 +77,4 @@ def rollout(
     offered = [tool.strip() for tool in tools.split(",")] if tools else None
     of_env = {"data": data, "tools": offered, "sandbox": sandbox}
     session = open_session(run, config, assignments, flags, of_env=of_env)
-    with working("rollout"):
-        outcome = session.rollout(output=path(out), force=force)
-    return finish(outcome, session, "score", as_json)
+    return make(session, "rollout", as_json, output=path(out), force=force)

@@ -2,10 +2,10 @@
 
 Two backends, neither of them a plain subprocess. `monty` is an interpreter of its own in a worker process: hundreds of
 microseconds a call, most of Python, no files but those given. `bwrap` runs CPython itself, or any command, in
-namespaces: tens of milliseconds. What they promise stands in `promises.py`, each promise with the attacks by which it
+namespaces: tens of milliseconds. What they promise is in `promises.py`, each promise with the attacks by which it
 is tried; nothing else is promised.
 
-What the program does wrong is told in `Ran`. A backend that does not work raises: that is
+What the program does wrong is reported in `Ran`. A backend that does not work raises: that is
 a failure of infrastructure, and never a wrong answer.
 """
 
@@ -148,7 +148,7 @@ def run_python(
 class PythonSession:
     """Programs of one trajectory, each beginning with the names that the earlier ones left; `monty` alone has that.
 
-    Where a program meets a limit nothing is left to go on from: the next one begins anew.
+    Where a program meets a limit nothing is left to resume from: the next one begins anew.
     """
 
     def __init__(self, limits: Limits = Limits(), files: dict[str, bytes] | None = None) -> None:

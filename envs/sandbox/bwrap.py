@@ -38,7 +38,7 @@ IN_MEMORY = "/dev/shm"
 READ_ONLY = ("--size", "1048576", "--tmpfs", IN_MEMORY, "--remount-ro", "/dev", "--remount-ro", "/")
 """bwrap makes the root and /dev in memory, without a limit; files in /dev/shm are limited instead."""
 FILTER = "@filter"
-"""Stands in a command for the handle of the filter of system calls."""
+"""In a command, stands for the handle of the filter of system calls."""
 FIRST_USER, USERS = 0x7000_0000, 1 << 20
 """Users that nobody is: one for each program, or directory, so that they count apart."""
 

@@ -45,7 +45,7 @@ def run_session(
         files: Names and contents, readable in the directory where the program starts.
 
     Returns:
-        How it ended, and the state after it; None where a limit was met, which leaves nothing to go on from.
+        How it ended, and the state after it; None where a limit was met, which leaves nothing to resume from.
     """
     import pydantic_monty as monty
 
