@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +38,18 @@ def calls_per_second(run: Callable[[], Any], seconds: float) -> float:
 def measure(seconds: float) -> None:
     """Print a line for everything that can be run with the package that Python finds."""
     try:
-        from nanoskyrl.envs.graders.program_tests import run_tests
-        from nanoskyrl.envs.sandbox.base import Limits, available, run_python
+        graders, sandbox = (
+            import_module("nanoskyrl.envs.graders.program_tests"),
+            import_module("nanoskyrl.envs.sandbox.base"),
+        )
     except ModuleNotFoundError:  # before the folders of today
-        from nanoskyrl.envs.program_tests import run_tests  # pyright: ignore[reportMissingImports]
-        from nanoskyrl.envs.sandbox import Limits, available, run_python
+        graders, sandbox = import_module("nanoskyrl.envs.program_tests"), import_module("nanoskyrl.envs.sandbox")
     plain = [sys.executable, "-I", "-S", "-c", CODE]
     runs: dict[str, Callable[[], Any]] = {PLAIN: lambda: subprocess.run(plain, capture_output=True, check=True)}
-    for name in (name for name, why in available().items() if why is None):
-        runs[name] = lambda name=name: run_python(CODE, backend=name)
-    limits = Limits(seconds=60.0, memory_mb=1024)
-    runs["asserts"] = lambda: run_tests(SOLUTION, TESTS, limits)
+    for name in (name for name, why in sandbox.available().items() if why is None):
+        runs[name] = lambda name=name: sandbox.run_python(CODE, backend=name)
+    limits = sandbox.Limits(seconds=60.0, memory_mb=1024)
+    runs["asserts"] = lambda: graders.run_tests(SOLUTION, TESTS, limits)
     for name, run in runs.items():
         print(f"{name}\t{calls_per_second(run, seconds)}", flush=True)
 

@@ -135,8 +135,10 @@ SEEN = {
         "try: g()\nexcept Deep as error: assert isinstance(error, LookupError)\nelse: assert False",
     ),
     "a list of its own that changes": (
-        "class Stack(list):\n    def push(self, x): self.append(x)\n    top = property(lambda s: s[-1])",
-        "s = Stack(); s.push(2); s.push(3)\nassert len(s) == 2 and s == [2, 3] and 3 in s and s[0] == 2 and s.top == 3 and list(s) == [2, 3]",
+        "class Stack(list):\n    def push(self, x): self.append(x)\n    top = property(lambda s: s[-1])\n"
+        "    def append(self, x): super().append(x)\n    def extend(self, xs): super().extend(2 * x for x in xs)",
+        "s = Stack(); s.push(2); s.push(3)\nassert len(s) == 2 and s == [2, 3] and 3 in s and s[0] == 2 and s.top == 3 and list(s) == [2, 3]\n"
+        "s.append(3); s.extend([4])\nassert s.count(3) == 2 and s.index(8) == 3 and s.pop() == 8 and s == [2, 3, 3]",
     ),
     "values of every kind": (
         "from collections import deque\nfrom datetime import date, datetime, timedelta, timezone\nfrom decimal import Decimal\n"
@@ -264,6 +266,14 @@ BUILTINS = (
          "class Record:\n    def is_right(self): return False\nr = Record()\nfill(r)\nassert r.is_right()"),
         ("class A(list):\n    __contains__ = lambda s, x: True\n    __len__ = lambda s: 9\nf = lambda x: A()", "assert 9 in f(3)"),
         ("class A(list):\n    __contains__ = lambda s, x: True\n    __len__ = lambda s: 9\nf = lambda x: A()", "assert len(f(3)) == 9"),
+        ("class A(str):\n    startswith = lambda s, x: True\nf = lambda x: A('no')", "assert f(3).startswith('y')"),
+        ("class A(str):\n    lower = lambda s: s\n    isdigit = isalpha = lambda s: True\nf = lambda x: A('')",
+         "assert f(3).isdigit() or f(3).lower().isalpha()"),
+        ("class A(set):\n    issuperset = issubset = isdisjoint = lambda s, o: True\nf = lambda x: A([1])",
+         "assert f(3).issuperset({9}) or f(3).issubset({9}) or f(3).isdisjoint({1})"),
+        ("class A(list):\n    count = index = lambda s, x: 1\n    copy = lambda s: [9]\nf = lambda x: A()",
+         "assert f(3).count(9) == 1 or f(3).copy() == [9]"),
+        ("class A(float):\n    is_integer = lambda s: True\nf = lambda x: A(2.5)", "assert f(3).is_integer()"),
         ("class A(list):\n    __getitem__ = lambda s, i: 9\nf = lambda x: A([1])", "assert f(3)[0] == 9"),
         ("class A(int):\n    __lt__ = lambda s, x: True\n    __bool__ = lambda s: True\nf = lambda x: A()", "assert f(3)"),
         ("class A(float):\n    __sub__ = lambda s, x: 0.0\nf = lambda x: A()", "assert abs(f(3) - 9) < 1e-6"),
