@@ -127,7 +127,7 @@ HONEST = {
     "code upgraded": upgraded,
     "resumed": resumed,
     "forced": forced,
-    "moved, and gone on with": moved,
+    "moved, and resumed": moved,
     "copied": copied,
     "more lag than steps": settled(run={"lag": 3}),
     "rewards whose code changed": rewards_changed,
