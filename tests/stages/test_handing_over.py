@@ -1,4 +1,4 @@
-"""A run in somebody else's hands: files that those may read who may read the folder, and a loop that continues there."""
+"""A run in somebody else's hands: files readable by those who may read the folder, and a loop that continues there."""
 
 import os
 import shutil
