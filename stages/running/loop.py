@@ -24,12 +24,12 @@ from nanoskyrl.stages.core.config import (
     with_later_keys,
 )
 from nanoskyrl.stages.core.errors import ConflictError, InputError, told_as
-from nanoskyrl.stages.core.manifest import first_difference
+from nanoskyrl.stages.core.manifest import first_difference, is_finished
 from nanoskyrl.stages.core.metrics import MetricsLog, latest, read_metrics
 from nanoskyrl.stages.core.output import discard
 from nanoskyrl.stages.core.pipeline import STAGES, training_half
 from nanoskyrl.stages.core.registry import lookup
-from nanoskyrl.stages.core.runs import Run
+from nanoskyrl.stages.core.runs import EVALUATIONS, Run
 from nanoskyrl.stages.core.stopping import terminated_as_interrupted
 from nanoskyrl.stages.core.storage import locked, write_whole
 from nanoskyrl.stages.engines.task_order import weights_of
@@ -182,7 +182,7 @@ def _steps(
     write_whole(run.root / RESOLVED, (json.dumps(resolved, indent=2, sort_keys=True) + "\n").encode())
     keep()
     MetricsLog(run.metrics).write("startup", {"timing/startup": _seconds_since_start()})
-    if first < config.steps:
+    if first < config.steps or (first == config.steps and not _is_evaluated(session, first)):
         _evaluate(session, first, config, report, force=force)
 
     def done(step: int) -> None:
@@ -285,6 +285,14 @@ def _evaluate(session: Session, version: int, config: LoopConfig, report: Report
             lines = latest(read_metrics(session.run.metrics, tail_bytes=TAIL), "eval")
             if version in lines:
                 report(version, {"stage": "eval", **lines[version]})
+
+
+def _is_evaluated(session: Session, version: int) -> bool:
+    """Say whether a policy has its evaluations: a loop that was killed in its last one still owes it."""
+    folder = session.run.root / EVALUATIONS / f"{version:08d}"
+    return version == 0 or all(
+        is_finished(folder / name) if name else any(map(is_finished, folder.glob("*"))) for name in session.evaluated()
+    )
 
 
 def step_numbers(run: Run, step: int, stages: Iterable[str] = STAGES) -> dict[str, Any]:
