@@ -18,6 +18,8 @@ TINY = merge(
 )
 
 
+@pytest.mark.slow  # seventeen processes, most of which load torch
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(shutil.which("jq") is None, reason="no jq here")
 def test_the_script_runs_with_the_environment_of_cron_from_another_folder(tmp_path):
     run = tmp_path / "a run"
