@@ -53,7 +53,7 @@ def run(tmp_path_factory):
 def test_loop_takes_the_main_flags_of_its_stages_and_tells_its_numbers(run):
     told = json.loads((run / "told.json").read_text())
     assert told["output"] == str(run)
-    assert told["numbers"]["steps"]["0"]["train"]["lr"] == 1e-3
+    assert told["numbers"]["steps"]["0"]["train"]["train/lr"] == 1e-3
     settings = {one["name"]: one["value"] for one in json.loads(skyrl_here("settings", run, "--json").stdout)}
     assert settings["rollout.temperature"] == 0.9
     assert settings["score.rewards"] == {"env": 2.0}

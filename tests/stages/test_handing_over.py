@@ -40,6 +40,7 @@ def test_files_and_folders_follow_the_umask(run):
     assert not odd
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_copies_a_run_and_resumes_it(run):
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="nanoskyrl-handed-") as folder:
