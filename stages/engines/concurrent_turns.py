@@ -74,22 +74,20 @@ def play_concurrently(
         finally:
             slots.release()
 
-    began = time.perf_counter()
-    driver = engine.submit(drive())
-    try:
-        while (item := finished.get()) is not _END:
-            if isinstance(item, BaseException):
-                raise item
-            engine.verify()  # before anybody sees these rows
-            yield item
-    finally:
-        driver.cancel()
-        pool.shutdown(wait=False, cancel_futures=True)
-        busy.stop()
-        for name, seconds in (
-            ("generate", busy.seconds), ("env", spent[0]), ("play", time.perf_counter() - began),
-        ):  # fmt: skip
-            watch.seconds[name] = watch.seconds.get(name, 0.0) + seconds
+    with watch("play"):
+        driver = engine.submit(drive())
+        try:
+            while (item := finished.get()) is not _END:
+                if isinstance(item, BaseException):
+                    raise item
+                engine.verify()  # before anybody sees these rows
+                yield item
+        finally:
+            driver.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
+            busy.stop()
+            watch.add("generate", busy.seconds)
+            watch.add("env", spent[0])
 
 
 async def _carry(
