@@ -70,14 +70,15 @@ def verify(place: Path) -> Findings:
         )
     for version in run.policies():
         _check_policy(run, version, verdict)
+    published = _published(run)
     for step in run.steps():
-        _check_step(run, step, verdict)
+        _check_step(run, step, published, verdict)
     for folder in sorted(path for path in (place / EVALUATIONS).glob("*/*") if path.is_dir()):
         _check_directory(folder, verdict)
     return verdict
 
 
-def _check_step(run: Run, step: int, verdict: Findings) -> None:
+def _check_step(run: Run, step: int, published: set[str], verdict: Findings) -> None:
     manifests: dict[str, Manifest] = {}
     for stage in STAGES:
         folder = run.stage(step, stage)
@@ -101,7 +102,7 @@ def _check_step(run: Run, step: int, verdict: Findings) -> None:
     rollout = manifests.get("rollout")
     if rollout is not None and rollout.policy is not None:
         verdict.expect(
-            rollout.policy in _published(run),
+            rollout.policy in published,
             f"{run.stage(step, 'rollout')}: sampled from a policy that is not in this run",
         )
 
