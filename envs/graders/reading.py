@@ -121,9 +121,9 @@ def stated(reply: str, forms: Sequence[str] = FORMS, *, whole: bool = False, mar
         marks: What opens and closes reasoning.
     """
     said = without_reasoning(reply, marks)
-    words = words_of(said)
     if TAGS in forms and (tagged := final_answer(said)) is not None and (tagged or len(forms) == 1):
         return Stated(_inner(tagged, TAGS), TAGS)
+    words = words_of(said)
     for form in FORMS[1:]:
         for text in reversed(list(_FOUND[form](words)) if form in forms else []):
             if text is None:  # a box that is not closed: the reply was cut

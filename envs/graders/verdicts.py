@@ -13,6 +13,7 @@ from nanoskyrl.envs.base import Environment, Score
 from nanoskyrl.envs.graders.judge import Judge, JudgeConfig
 from nanoskyrl.envs.graders.own_rewards import OwnReward, RewardError, place_of
 from nanoskyrl.stages.core.metrics import grouped
+from nanoskyrl.stages.core.rows import BrokenRow
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 Scorer = Callable[[Trajectory], Score]
@@ -111,6 +112,8 @@ def _judge_one(trajectory: Trajectory, scorer: Scorer) -> tuple[Score, str]:
         return Score(reward=None), "skipped"
     try:
         verdict = checked(scorer(trajectory))
+    except BrokenRow:  # no verdict on what nobody wrote so
+        raise
     except TimeoutError as error:
         return Score(reward=None, parts={f"{ERROR}{error}": None}), "verifier_timeout"
     except (
