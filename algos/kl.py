@@ -5,10 +5,13 @@ k3 = exp(-d) + d - 1. k1 and k3 are unbiased in value; as a loss, k1 has no grad
 expectation, k2 has that of KL(policy || reference), k3 that of KL(reference || policy).
 """
 
+from typing import Literal, get_args
+
 from nanoskyrl.algos.ratios import LOG_RATIO_LIMIT, masked, token_log_ratio
 from nanoskyrl.algos.tensors import Tensor
 
-KL_ESTIMATORS = ("k1", "k2", "k3", "abs")
+KlEstimator = Literal["k1", "k2", "k3", "abs"]
+KL_ESTIMATORS = get_args(KlEstimator)
 K3_LIMIT = 10.0
 """verl and SkyRL bound k3 so: a single token that the policy has all but forgotten would outweigh a batch."""
 

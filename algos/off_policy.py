@@ -9,54 +9,49 @@ Masking of whole rows: arXiv 2512.23075; the mask for negative rows: DeepSeek-V3
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from nanoskyrl.algos.ratios import LOG_RATIO_LIMIT, masked, row_mean, row_product, token_log_ratio
 from nanoskyrl.algos.tensors import Tensor
-from nanoskyrl.stages.core.errors import SettingsError, check_numbers, check_words
-
-WEIGHTS = ("none", "token", "sequence")
-REJECTS = ("none", "product", "geometric", "any_token")
-DENOMINATORS = ("all", "kept")
+from nanoskyrl.stages.core.checked import Checked, NonNegativeFloat, PositiveFloat
+from nanoskyrl.stages.core.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffPolicyConfig:
+class OffPolicyConfig(Checked):
     """How rows of another policy are weighed and left out; the default does neither."""
 
-    weight: str = "none"
+    weight: Literal["none", "token", "sequence"] = "none"
     """none, token (each token's ratio), or sequence (the product over its row)."""
-    cap: float = 2.0
+    cap: PositiveFloat = 2.0
     """Weights are at most this, where there is no band."""
-    band: tuple[float, float] | None = None
+    band: tuple[NonNegativeFloat, NonNegativeFloat] | None = None
     """Tokens whose ratio lies outside weigh nothing, others their ratio (IcePop); with weight = token."""
     normalize: bool = False
     """Divide the weights by their mean over the mini-batch's trained tokens."""
-    reject: str = "none"
+    reject: Literal["none", "product", "geometric", "any_token"] = "none"
     """Leave whole rows out: none, by their product, by their geometric mean, or if any_token lies outside."""
-    reject_band: tuple[float, float] | None = None
+    reject_band: tuple[NonNegativeFloat, NonNegativeFloat] | None = None
     """Rows inside it stay; needed by reject. 0.5 to 2 suits product, 0.99 to 1.01 geometric, 1e-4 to 100 any_token."""
-    denominator: str = "all"
+    denominator: Literal["all", "kept"] = "all"
     """What the loss is divided by: all tokens, or those kept by reject."""
-    negative_threshold: float | None = None
+    negative_threshold: PositiveFloat | None = None
     """Leave out rows of negative advantage whose sampled tokens are, on average, so many nats less likely now."""
 
-    def __post_init__(self) -> None:
-        """Refuse words that mean nothing and bands that hold nothing."""
-        check_words("off_policy", self, weight=WEIGHTS, reject=REJECTS, denominator=DENOMINATORS)
+    def check(self) -> None:
+        """Refuse bands that hold nothing, and settings that do not go together."""
         for name in ("band", "reject_band"):
             found = getattr(self, name)
-            if found is not None and not 0 <= found[0] < found[1]:
+            if found is not None and not found[0] < found[1]:
                 raise SettingsError(
                     f"`off_policy.{name}` is {list(found)}", hint="Give the lower and the upper bound of the ratio"
                 )
-        check_numbers("off_policy", self, "cap", above=0, hint="2 is usual")
         if self.band is not None and self.weight != "token":
             raise SettingsError("`off_policy.band` needs `off_policy.weight = token`", hint="Set both")
         if self.normalize and self.weight == "none":
             raise SettingsError("`off_policy.normalize` needs `off_policy.weight`", hint="Set both")
         if self.denominator == "kept" and self.reject == "none":
             raise SettingsError("`off_policy.denominator = kept` needs `off_policy.reject`", hint="Set both")
-        check_numbers("off_policy", self, "negative_threshold", above=0, hint="Give nats, or leave it out")
         if (self.reject == "none") != (self.reject_band is None):
             raise SettingsError(
                 "`off_policy.reject` and `off_policy.reject_band` go together", hint="Set both or neither"

@@ -24,13 +24,11 @@ def columns() -> str:
 
 def commands() -> str:
     """Return every command with its arguments and options."""
-    import typer
+    from nanoskyrl_cli.main import COMMANDS, loaded
 
-    from nanoskyrl_cli.main import app
-
-    group = typer.main.get_command(app)
     lines = []
-    for name, command in group.commands.items():  # type: ignore[attr-defined]
+    for name, *_ in COMMANDS:
+        command = loaded(name)
         words, _, example = (command.help or "").partition("Example:")
         lines += [f"## skyrl {name}", "", " ".join(words.split()), "", "```console", f"$ {example.strip()}", "```", ""]
         lines += ["| Argument or option | Meaning |", "| --- | --- |"]
@@ -68,7 +66,35 @@ def algorithms() -> str:
     return "\n".join(lines)
 
 
-PAGES = {"trajectory.md": columns, "cli.md": commands, "algorithms.md": algorithms}
+def settings() -> str:
+    """Return every table of settings: key, type and range, default, meaning."""
+    import dataclasses
+
+    from nanoskyrl.stages.core.checked import field_docs, hints_of, range_text, type_text
+    from nanoskyrl.stages.core.config import config_class, tables
+    from nanoskyrl.stages.looking.template import toml_text
+
+    lines = []
+    for table in tables():
+        found = config_class(table)
+        assert found is not None
+        lines += [f"## [{table}]", "", (found.__doc__ or "").splitlines()[0], ""]
+        fields = [field for field in dataclasses.fields(found) if "of_run" not in field.metadata]
+        lines += ["| Key | Type and range | Default | Meaning |", "| --- | --- | --- | --- |"] if fields else []
+        config = found()
+        for field in fields:
+            of, default = hints_of(found)[field.name], getattr(config, field.name)
+            ranged = range_text(of)
+            shown = "unset" if default is None else toml_text(default).replace("\n", " ")
+            shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+            meaning = field_docs(found).get(field.name, "")
+            cells = [f"`{field.name}`", f"{type_text(of)}{ranged and ': '}{ranged}", f"`{shown}`", meaning]
+            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+PAGES = {"trajectory.md": columns, "cli.md": commands, "algorithms.md": algorithms, "settings.md": settings}
 
 
 def render(page: str) -> tuple[str, str]:

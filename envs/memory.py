@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from nanoskyrl.envs.base import Message
 
-KINDS = ("full", "last_turns", "summary")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:

@@ -17,6 +17,7 @@ from nanoskyrl.envs.graders.kinds import ANSWERED
 from nanoskyrl.envs.graders.reading import REASONING, without_reasoning
 from nanoskyrl.envs.worlds.tool_use.environment import ToolUse, ToolUseConfig
 from nanoskyrl.eval.rows import Hub, Row, bench_rows
+from nanoskyrl.stages.core.checked import FILE, Checked
 from nanoskyrl.stages.core.digests import digest_json
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.storage import read_named
@@ -28,12 +29,12 @@ JUDGE_FAILED = "judge_failed"
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchConfig:
+class BenchConfig(Checked):
     """What every benchmark can be told."""
 
-    data: str | None = None
+    data: str | None = field(default=None, metadata=FILE)
     """A file or folder in the benchmark's own columns; None: the hub."""
-    prompt: str | None = None
+    prompt: str | None = field(default=None, metadata=FILE)
     """A text file with `{question}` in it that takes the place of our words, to ask in others'."""
     reasoning_marks: tuple[tuple[str, str], ...] = REASONING
     """Pairs of texts between which a model thinks; nothing there is judged."""

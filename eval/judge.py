@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any
 
 from nanoskyrl.envs.base import VerifierTimeout
 from nanoskyrl.envs.graders.judge import Judge, JudgeConfig, JudgeFailed
 from nanoskyrl.eval.base import ToolsConfig
+from nanoskyrl.stages.core.checked import FILE, PLACE
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.storage import read_named
 
@@ -22,16 +23,13 @@ MAX_TOKENS = 4096
 class JudgedConfig(ToolsConfig):
     """What benchmarks with a judge can be told."""
 
-    PLACES: ClassVar[tuple[str, ...]] = ("judge_endpoint", "judge_key_env")
-    """Settings that say where to ask, and change no verdict; whether there is a judge, and which, its model says."""
-
-    judge_endpoint: str | None = None
+    judge_endpoint: str | None = field(default=None, metadata=PLACE)
     """OpenAI-compatible address of the judge; None: no judge."""
     judge_model: str | None = None
     """Its name there; given with the address, and only with it."""
-    judge_key_env: str = "OPENAI_API_KEY"
+    judge_key_env: str = field(default="OPENAI_API_KEY", metadata=PLACE)
     """Environment variable that holds the key."""
-    judge_prompt: str | None = None
+    judge_prompt: str | None = field(default=None, metadata=FILE)
     """A text file with {question}, {response} and {correct_answer} that takes the place of our words."""
 
 

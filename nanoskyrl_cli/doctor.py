@@ -42,7 +42,7 @@ def doctor(
 
         policy = policy_path(gap)
         assert policy is not None
-        _, settings, _ = settings_of(run, config, assignments, {"rollout": {"engine": engine}})
+        _, settings = settings_of(run, config, assignments, {"rollout": {"engine": engine}})
         with working("gap"):
             numbers = measure_gap(policy, settings)
         print_numbers(numbers, as_json)
@@ -51,7 +51,7 @@ def doctor(
         from nanoskyrl.stages.looking.engine_checks import examine_engine
         from nanoskyrl.stages.models.policy import resolve_policy
 
-        _, settings, _ = settings_of(run, config, assignments)
+        _, settings = settings_of(run, config, assignments)
         with working("doctor"):
             policy = resolve_policy(settings.get("run", {}).get("policy", "starter"))
             checks = examine_engine(engine, policy, settings)

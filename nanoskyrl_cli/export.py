@@ -20,9 +20,10 @@ def export(
 
     Example: skyrl export runs/default@3 --to mine --merge
     """
+    from nanoskyrl.stages.core.config import build
     from nanoskyrl.stages.looking.export import ExportConfig, export as stage, policy_named
 
-    config = ExportConfig(merge=merge, dtype=dtype)
+    config = build(ExportConfig, {"merge": merge, "dtype": dtype}, "export")
     run, version = policy_named(policy)
     place = stage(run, version, as_path(to), config)
     say(f"Policy {version} of {run.root} is in {place}.")

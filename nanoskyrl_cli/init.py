@@ -47,7 +47,7 @@ def init(
     from nanoskyrl.stages.running.places import check_place
     from nanoskyrl_cli.options import settings_of
 
-    found, settings, _ = settings_of(run, None, assignments, preset=preset)
+    found, settings = settings_of(run, None, assignments, preset=preset, lasts=True)
     check_place(found)
     say(f"Wrote {write_settings(found, settings, force=force)}")
     say(f"Next: skyrl loop --run {found.root}")

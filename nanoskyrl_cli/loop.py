@@ -13,8 +13,8 @@ from nanoskyrl_cli.options import (
     SeedOption,
     SetOption,
     environments,
+    open_session,
     say,
-    settings_of,
 )
 from nanoskyrl_cli.progress import working
 
@@ -49,7 +49,6 @@ def loop(
     Example: skyrl loop --preset quickstart
     """
     from nanoskyrl.stages.looking.curve import curve, report_line
-    from nanoskyrl.stages.running.loop import loop as run_loop
 
     flags = {
         "run": {"policy": policy, "seed": seed, "lag": lag},
@@ -57,11 +56,10 @@ def loop(
         "train": {"algo": algo},
         "loop": {"steps": steps, "gpus_generate": gpus_generate, "gpus_train": gpus_train},
     }
-    found, settings, _ = settings_of(run, config, assignments, flags, preset=preset)
+    session = open_session(run, config, assignments, flags, preset=preset, lasts=force)
+    found = session.run
     with working("loop") as now:
-        done = run_loop(
-            found,
-            settings,
+        done = session.loop(
             report=lambda step, numbers: say(report_line(step, numbers)),
             begins=lambda step, stage: now(f"step {step}: {stage}"),
             force=force,

@@ -4,6 +4,7 @@ Nothing imported here, or by the modules of single commands, loads torch or tran
 `skyrl --help` answers at once.
 """
 
+import importlib
 import io
 import os
 import sys
@@ -13,65 +14,129 @@ from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from nanoskyrl.stages.core.code import OtherCode
 from nanoskyrl.stages.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, NanoskyrlError, Notice
-from nanoskyrl.stages.learning import rank_errors
-from nanoskyrl_cli import (
-    advantage,
-    compare,
-    doctor,
-    eval,
-    export,
-    grade,
-    init,
-    list as list_command,
-    loop,
-    plan,
-    rollout,
-    score,
-    serve,
-    show,
-    sync,
-    train,
-    verify,
-)
 from nanoskyrl_cli.options import say, stdout_for_data
 
+TRACEBACK = "SKYRL_TRACEBACK"
+"""Set in the environment, errors keep their traceback: for those who write plug-ins."""
+STAGES, LOOK, SETUP = "Stages", "Looking", "Setting up"
+COMMANDS = (
+    ("rollout", STAGES, "rollout:rollout", "Attempt tasks with a policy and write every token down."),
+    ("score", STAGES, "score:score", "Give every trajectory its reward, or say why it has none."),
+    ("advantage", STAGES, "advantage:advantage", "Turn rewards into an advantage for every sampled token."),
+    (
+        "train",
+        STAGES,
+        "train:train",
+        "Update the policy once; with --follow, which takes a run in place of shards, again and again.",
+    ),
+    ("sync", STAGES, "sync:sync", "Publish the trained policy, and prove that the engine holds it."),
+    (
+        "eval",
+        STAGES,
+        "eval:evaluate",
+        "Measure a policy or an endpoint on benchmarks or held-out tasks: success with its interval, pass@k, cost.",
+    ),
+    (
+        "loop",
+        STAGES,
+        "loop:loop",
+        "Run rollout, score, advantage, train and sync, step after step; go on where a killed run stopped.",
+    ),
+    (
+        "serve",
+        STAGES,
+        "serve:serve",
+        "Keep vLLM servers up for a run until Ctrl-C; its commands find them and bring them to their policies.",
+    ),
+    ("show", LOOK, "show:show", "Look at a run, at shards, or at one trajectory."),
+    (
+        "compare",
+        LOOK,
+        "compare:compare",
+        "Set algorithms side by side on the same shard and policy: loss, gradient, what is clipped, who is pushed.",
+    ),
+    ("verify", LOOK, "verify:verify", "Check every digest, and that each stage's inputs are what its parents wrote."),
+    (
+        "grade",
+        LOOK,
+        "grade:grade",
+        "Grade answers by the graders of every environment and benchmark; print each row with `correct` and `why`.",
+    ),
+    (
+        "export",
+        LOOK,
+        "export:export",
+        "Write a policy as a Hugging Face directory with a model card, for transformers, peft and vLLM.",
+    ),
+    (
+        "init",
+        SETUP,
+        "init:init",
+        "Write a run.toml with every setting and what it means; or with --env an environment to begin from.",
+    ),
+    ("set", SETUP, "set:set_settings", "Change the settings of a run: run.toml, whose comments stay."),
+    (
+        "settings",
+        SETUP,
+        "settings:show_settings",
+        "Say which settings hold in a run, and where each comes from: default, run.toml, preset, file or flag.",
+    ),
+    ("list", SETUP, "list:list_names", "List what can be named: environments, engines, algorithms and the like."),
+    (
+        "plan",
+        SETUP,
+        "plan:plan",
+        "Say what the next stages would do, where, and how much memory they need; start nothing.",
+    ),
+    (
+        "doctor",
+        SETUP,
+        "doctor:doctor",
+        "Say what this machine can do, and what to install for the rest; or try an engine.",
+    ),
+)
+"""Name, panel, function and first line of each command, so that listing them imports none."""
+
+
+class Commands(TyperGroup):
+    """The commands, each imported when it is called."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, panel, _, summary in COMMANDS:
+            self.add_command(TyperCommand(name, help=summary, rich_help_panel=panel))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Return the command that the arguments begin with, imported."""
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, found and loaded(str(name)), rest
+
+
+def loaded(name: str) -> Any:
+    """Return a command with its options."""
+    target = next(function for known, _, function, _ in COMMANDS if known == name)
+    module, _, function = target.partition(":")
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    found = getattr(importlib.import_module(f"nanoskyrl_cli.{module}"), function)
+    alone.command(name, context_settings=HELP_OPTIONS)(stdout_for_data(found))
+    return typer.main.get_command(alone)
+
+
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
+    cls=Commands,
     name="skyrl",
     help="Agentic reinforcement learning of language models, one Parquet stage at a time.",
     epilog="First steps: skyrl rollout, score, advantage, train, sync; or all of it: skyrl loop --preset quickstart.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP_OPTIONS,
     rich_markup_mode="rich",
 )
-
-TRACEBACK = "SKYRL_TRACEBACK"
-"""Set in the environment, errors keep their traceback: for those who write plug-ins."""
-STAGES, LOOK, SETUP = "Stages", "Looking", "Setting up"
-for panel, command, name in (
-    (STAGES, rollout.rollout, "rollout"),
-    (STAGES, score.score, "score"),
-    (STAGES, advantage.advantage, "advantage"),
-    (STAGES, train.train, "train"),
-    (STAGES, sync.sync, "sync"),
-    (STAGES, eval.evaluate, "eval"),
-    (STAGES, loop.loop, "loop"),
-    (STAGES, serve.serve, "serve"),
-    (LOOK, show.show, "show"),
-    (LOOK, compare.compare, "compare"),
-    (LOOK, verify.verify, "verify"),
-    (LOOK, grade.grade, "grade"),
-    (LOOK, export.export, "export"),
-    (SETUP, init.init, "init"),
-    (SETUP, list_command.list_names, "list"),
-    (SETUP, plan.plan, "plan"),
-    (SETUP, doctor.doctor, "doctor"),
-):
-    app.command(name, rich_help_panel=panel)(stdout_for_data(command))
 
 
 def _show_version(wanted: bool) -> None:
@@ -102,6 +167,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     def tell(message: Any, *place: Any) -> None:
         """Print what users are told; that outputs were made by other code, once for the same modules."""
+        from nanoskyrl.stages.core.code import OtherCode
+
         if isinstance(message, OtherCode):
             if message.says in told:
                 return
@@ -148,6 +215,8 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _tell(message: str, hint: str | None, exit_code: int) -> int:
     """Print an error, or leave it to the process that started this one beside others; return its exit code."""
+    from nanoskyrl.stages.learning import rank_errors
+
     if rank_errors.is_watched():
         rank_errors.leave(message, hint, exit_code)
         return exit_code
@@ -172,6 +241,8 @@ def main() -> NoReturn:
     try:
         sys.exit(run())
     except Exception:
+        from nanoskyrl.stages.learning import rank_errors
+
         if not rank_errors.is_watched():
             raise
         rank_errors.leave(traceback.format_exc(), None, EXIT_FAILED, is_bug=True)

@@ -15,6 +15,7 @@ from nanoskyrl.stages.core.errors import EXIT_OK, EXIT_SHORT, SettingsError
 from nanoskyrl.stages.core.storage import as_path
 
 if TYPE_CHECKING:
+    from nanoskyrl.stages.running.interface import OpenRun
     from nanoskyrl.stages.running.session import Session, StageResult
 
 RunOption = Annotated[
@@ -110,33 +111,26 @@ def open_session(
     flags: dict[str, dict[str, Any]] | None = None,
     *,
     of_env: dict[str, Any] | None = None,
+    preset: str | None = None,
     ahead: bool = False,
-) -> "Session":
+    lasts: bool = False,
+) -> "OpenRun":
     """Return the run with its settings.
 
     Args:
         run: Its directory.
         config: A file of settings.
         assignments: Single settings.
-        flags: Settings that came as flags.
-        of_env: What is given of it goes to the table of the environment that is asked for.
+        flags: Settings that came as flags; None is none.
+        of_env: The same of the environment that is asked for, whichever it is.
+        preset: Settings that ship with the package.
         ahead: Training stays up, and does not wait for `sync`.
+        lasts: The run takes what is given as its own.
     """
-    from nanoskyrl.stages.engines.rollout_config import RolloutConfig
-    from nanoskyrl.stages.running.session import Session
+    from nanoskyrl.stages.running.interface import open_run
 
-    found, settings, given = settings_of(run, config, assignments, flags)
-    wanted = {key: value for key, value in (of_env or {}).items() if value is not None}
-    if wanted:
-        env = settings.get("rollout", {}).get("env", RolloutConfig().env)
-        if not isinstance(env, str):
-            raise SettingsError(
-                f"the run has several environments, and `{next(iter(wanted))}` is of one",
-                hint=f"Set it in the table of one, such as `--set {next(iter(env))}.{next(iter(wanted))}=...`",
-            )
-        for tables in (settings, given):
-            tables.setdefault(env, {}).update(wanted)
-    return Session(found, settings, given=given, keep_up=ahead, ahead=ahead)
+    given = given_to(run, config, assignments, flags, of_env=of_env, preset=preset)
+    return open_run(run, given, keep_up=ahead, ahead=ahead, lasts=lasts)
 
 
 def environments(env: str | None) -> str | dict[str, float] | None:
@@ -168,25 +162,66 @@ def settings_of(
     flags: dict[str, dict[str, Any]] | None = None,
     *,
     preset: str | None = None,
-) -> tuple[Any, dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Return the run, its merged settings, and those of them that were given now."""
-    from nanoskyrl.stages.core.config import merge, parse_set, read_file
+    lasts: bool = False,
+) -> tuple[Any, dict[str, dict[str, Any]]]:
+    """Return the run and its merged settings, for what needs no session; arguments as in `open_session`."""
     from nanoskyrl.stages.core.runs import Run, default_run
-    from nanoskyrl.stages.looking.catalogue import preset_settings
-    from nanoskyrl.stages.running.run_settings import settings_for
+    from nanoskyrl.stages.running.run_settings import given_settings, settings_for
 
+    given = given_settings(given_to(run, config, assignments, flags, preset=preset))
     found = Run(as_path(run or default_run()))
+    return found, settings_for(found, given, told=not lasts)
+
+
+def given_to(
+    run: str | None,
+    config: str | None,
+    assignments: list[str] | None,
+    flags: dict[str, dict[str, Any]] | None,
+    *,
+    of_env: dict[str, Any] | None = None,
+    preset: str | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Return the settings that came with a command; arguments as in `open_session`."""
+    from nanoskyrl.stages.core.config import merge
+    from nanoskyrl.stages.core.runs import Run, default_run
+    from nanoskyrl.stages.running.run_settings import kept_settings
+
+    kept = kept_settings(Run(as_path(run or default_run())))  # first: it says where modules are that others may name
+    given = merge(*(settings for _, settings in sources_of(config, assignments, flags, preset)))
+    wanted = {key: value for key, value in (of_env or {}).items() if value is not None}
+    return merge(given, {_sole_environment(merge(kept, given), wanted): wanted}) if wanted else given
+
+
+def _sole_environment(settings: dict[str, dict[str, Any]], wanted: dict[str, Any]) -> str:
+    """Return the environment that settings are of which came as flags; raise SettingsError if there are several."""
+    from nanoskyrl.stages.engines.rollout_config import RolloutConfig
+
+    env = settings.get("rollout", {}).get("env", RolloutConfig().env)
+    if not isinstance(env, str):
+        name = next(iter(wanted))
+        raise SettingsError(
+            f"the run has several environments, and `{name}` is of one",
+            hint=f"Set it in the table of one, such as `--set {next(iter(env))}.{name}=...`",
+        )
+    return env
+
+
+def sources_of(
+    config: str | None, assignments: list[str] | None, flags: dict[str, dict[str, Any]] | None, preset: str | None
+) -> list[tuple[str, dict[str, dict[str, Any]]]]:
+    """Return what a command was given, by where it comes from; later ones win."""
+    from nanoskyrl.stages.core.config import merge, parse_set, read_file
+    from nanoskyrl.stages.looking.catalogue import preset_settings
+
     flagged = {
         table: {key: value for key, value in keys.items() if value is not None} for table, keys in (flags or {}).items()
     }
-    sources = [
-        preset_settings(preset) if preset else {},
-        read_file(as_path(config)) if config else {},
-        *(parse_set(assignment) for assignment in assignments or ()),
-        flagged,
+    return [
+        (f"preset {preset}", preset_settings(preset) if preset else {}),
+        (str(config), read_file(as_path(config)) if config else {}),
+        ("flag", merge(*(parse_set(assignment) for assignment in assignments or ()), flagged)),
     ]
-    given = merge(*sources)
-    return found, settings_for(found, given), given
 
 
 def say(text: str) -> None:

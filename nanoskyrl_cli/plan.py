@@ -39,5 +39,5 @@ def plan(
         "run": {"policy": policy, "lag": lag},
         "loop": {"gpus_generate": gpus_generate, "gpus_train": gpus_train},
     }
-    found, settings, _ = settings_of(run, config, assignments, flags)
+    found, settings = settings_of(run, config, assignments, flags)
     print_numbers(stage(found, settings), as_json)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from nanoskyrl.algos.estimators.base import Estimator
 from nanoskyrl.stages.core.code import plugin_digests
-from nanoskyrl.stages.core.config import to_plain
+from nanoskyrl.stages.core.config import row_settings
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.manifest import Head, Manifest, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
@@ -318,7 +318,7 @@ def _head(
         facts["critic"] = critic_digest(policy)
         inputs["critic"] = facts["critic"] or "untrained"
     starts = policy_digest(policy) if "old_logprobs" in asks and policy is not None else source.policy
-    settings: dict[str, Any] = {"advantage": to_plain(config), **plugin_digests(str(config.estimator))}
+    settings: dict[str, Any] = {"advantage": row_settings(config), **plugin_digests(str(config.estimator))}
     if passes is not None and asks:
         settings["passes"] = {"dtype": passes.learner.dtype}
     return Head(stage="advantage", settings=settings, inputs=inputs, policy=starts), facts

@@ -8,7 +8,7 @@ for them again, and for nothing else.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from nanoskyrl.envs.base import Environment
 from nanoskyrl.eval.base import Benchmark
 from nanoskyrl.eval.metrics import counts_of, summarize
 from nanoskyrl.eval.prices import read_prices
-from nanoskyrl.stages.core.config import plugin_config, to_plain
-from nanoskyrl.stages.core.errors import NanoskyrlError, SettingsError, ShortError, check_numbers
+from nanoskyrl.stages.core.checked import PATH, PLACE, Checked, NonNegativeFloat, NonNegativeInt, PositiveInt
+from nanoskyrl.stages.core.config import plugin_config, row_settings
+from nanoskyrl.stages.core.errors import NanoskyrlError, SettingsError, ShortError
 from nanoskyrl.stages.core.manifest import STAYS_LOCAL, SUMMARY, Head, Manifest, refuse_to_leave
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.core.output import Output, open_output, part_files
@@ -51,47 +52,44 @@ SECRET_ROWS_PER_PART = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvalConfig:
+class EvalConfig(Checked):
     """Which tasks, and how they are sampled."""
 
     env: str | None = None
     """Name of the environment; None: the one that is trained on."""
     bench: tuple[str, ...] = ()
     """Benchmarks in place of the environment."""
-    limit: int | None = None
+    limit: NonNegativeInt | None = None
     """Tasks, the first of a seeded permutation; 0 takes all. None: 100 of a benchmark, 512 of an environment.
     Where there are fewer, all of them."""
-    n_samples: int = 1
+    n_samples: PositiveInt = 1
     """Samples of each task."""
-    pass_k: tuple[int, ...] = ()
+    pass_k: tuple[PositiveInt, ...] = ()
     """pass@k for these; none: every power of two up to n_samples."""
-    temperature: float = 1.0
+    temperature: NonNegativeFloat = 1.0
     """0 is greedy."""
     seed: int = 0
     """Of the permutation and the sampling; not the run's, so that runs are compared on the same tasks."""
-    max_turns: int | None = None
+    max_turns: PositiveInt | None = None
     """Turns of an attempt; None: the benchmark's own number, or the rollout's."""
-    max_generate_length: int | None = None
+    max_generate_length: PositiveInt | None = None
     """Tokens of one turn; None: the benchmark's own number, or the rollout's."""
     tool_format: str | None = None
     """How calls of tools are read; None: the rollout's."""
     chat_template_kwargs: dict[str, Any] | None = None
     """What the chat template is given beside the messages; None: the rollout's."""
-    prices: str | None = None
+    prices: str | None = field(default=None, metadata=PLACE | PATH)
     """A TOML or JSON file: by model, what a million `prompt` and `completion` tokens cost. A policy's model is called
     what its run began with, such as `starter` or a hub id."""
 
-    def __post_init__(self) -> None:
-        """Refuse numbers that cannot be meant."""
-        check_numbers("eval", self, "limit", least=0, hint="0 takes all tasks")
-        check_numbers("eval", self, "temperature", least=0, hint="0 is greedy")
-        check_numbers("eval", self, "n_samples", least=1)
+    def check(self) -> None:
+        """Refuse a pass@k of more than is sampled, and arguments that are no template's."""
         check_template_arguments("eval", self.chat_template_kwargs or {})
         for k in self.pass_k:
-            if not 1 <= k <= self.n_samples:
+            if k > self.n_samples:
                 raise SettingsError(
-                    f"pass@{k} needs at least {max(k, 1)} samples, and `eval.n_samples` is {self.n_samples}",
-                    hint=f"Give `--n-samples {max(k, 1)}`",
+                    f"pass@{k} needs at least {k} samples, and `eval.n_samples` is {self.n_samples}",
+                    hint=f"Give `--n-samples {k}`",
                 )
 
 
@@ -137,7 +135,7 @@ def evaluate(
     engine_config = plugin_config(settings, "engine", plan.config.engine)
     model = getattr(engine_config, "model", None) or (model_name(policy) if policy else None)
     prices = read_prices(config.prices, model)
-    asked = {key: value for key, value in to_plain(config).items() if key not in ("bench", "env", "prices")}
+    asked = {key: value for key, value in row_settings(config).items() if key not in ("bench", "env")}
     described = {**plan.head.settings, "eval": {**asked, "prices": prices}}
     inputs = plan.head.inputs | (bench.inputs(plan.tasks) if bench else {})
     head = Head(stage="eval", settings=described, inputs=inputs, policy=plan.head.policy)

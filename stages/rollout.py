@@ -15,8 +15,9 @@ from nanoskyrl.envs.base import Environment, Task, check_task
 from nanoskyrl.envs.datasets import HUB
 from nanoskyrl.envs.memory import Memory
 from nanoskyrl.envs.mixture import Mixture
+from nanoskyrl.stages.core.checked import metadata_of
 from nanoskyrl.stages.core.code import plugin_digests
-from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain
+from nanoskyrl.stages.core.config import plugin_config, row_settings, stage_config, to_plain
 from nanoskyrl.stages.core.digests import digest_path, digest_text
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.manifest import Head, Manifest
@@ -45,10 +46,6 @@ from nanoskyrl.stages.models.policy import policy_digest
 if TYPE_CHECKING:
     from nanoskyrl.stages.score import Scorer
 
-NOT_IN_MANIFEST = ("device", "data", "test_data", "actions", "corpus", "prompt", "judge_prompt", "shots_data")
-"""Settings that say where to run or where a file lies; files appear by digest, as inputs."""
-FILES = ("data", "test_data", "actions", "corpus", "prompt", "judge_prompt", "shots_data")
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -69,13 +66,13 @@ def prepare(policy: Path | None, config: RolloutConfig, settings: dict[str, dict
     environment, tasks = environment_and_tasks(config, settings)
     engine_config = plugin_config(settings, "engine", config.engine)
     check_tool_format(config.tool_format)
-    described: dict[str, Any] = {"rollout": to_plain(config), config.engine: without_places(engine_config)}
+    described: dict[str, Any] = {"rollout": row_settings(config), config.engine: row_settings(engine_config)}
     inputs: dict[str, str] = {}
     names, plugins = weights_of(config.env), [config.tool_format]
     for name in names:
         env_config = plugin_config(settings, "env", name)
         plugins += [name, *getattr(env_config, "tools", ())]
-        described[name] = without_places(env_config)
+        described[name] = row_settings(env_config)
         files = files_of(env_config)
         if config.split == "train":
             files.pop("test_data", None)  # it can change no row of this split
@@ -152,19 +149,13 @@ def _order(config: RolloutConfig, env: str) -> TaskOrder:
     return TaskOrder(seed=config.seed, step=config.step, env=env, split=config.split)
 
 
-def without_places(config: Any) -> dict[str, Any]:
-    """Return the settings that can change the rows, as values for the manifest."""
-    aside = (*NOT_IN_MANIFEST, *getattr(config, "PLACES", ()))
-    return {key: value for key, value in to_plain(config).items() if key not in aside}
-
-
 def files_of(config: Any) -> dict[str, str]:
     """Return the digest of every file that the settings name."""
     # What the hub holds under a name is told by its revision, which is part of the name.
     return {
         key: digest_text(value) if value.startswith(HUB) else digest_path(as_path(value))
         for key, value in to_plain(config).items()
-        if key in FILES and value is not None
+        if key in metadata_of(type(config), "file") and value is not None
     }
 
 

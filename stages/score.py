@@ -14,14 +14,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Meta
 
 from nanoskyrl.algos.shaping import groups_with_spread, has_spread, metric_of
 from nanoskyrl.envs.base import Environment, Score
-from nanoskyrl.envs.graders.judge import PLACES, JudgeConfig
+from nanoskyrl.envs.graders.judge import JudgeConfig
 from nanoskyrl.envs.graders.verdicts import (
     ENV_REWARD,
     ERROR,
@@ -33,9 +34,10 @@ from nanoskyrl.envs.graders.verdicts import (
     judge,
     weighted,
 )
+from nanoskyrl.stages.core.checked import Checked, PositiveFloat
 from nanoskyrl.stages.core.code import plugin_digests
-from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain
-from nanoskyrl.stages.core.errors import InputError, SettingsError, check_numbers
+from nanoskyrl.stages.core.config import plugin_config, row_settings, stage_config
+from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import Head, Manifest, first_difference, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, finite, mean
 from nanoskyrl.stages.core.output import open_output
@@ -46,7 +48,7 @@ from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import schema_of
 from nanoskyrl.stages.engines.task_order import weights_of
 from nanoskyrl.stages.learning.advantage_config import sampling_of
-from nanoskyrl.stages.rollout import make_environment, without_places
+from nanoskyrl.stages.rollout import make_environment
 
 UNJUDGED = ("verifier_error", "verifier_timeout")
 """Of score_status: another time there may be a verdict."""
@@ -59,25 +61,24 @@ VERDICTS = "_files/verdicts"
 VERDICT_COLUMNS = ("trajectory_id", "reward", "reward_parts", "success", "score_status")
 
 
+RewardWeight = Annotated[float, Meta(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
+Rewards = Annotated[
+    dict[str, RewardWeight], Meta(min_length=1, description="one reward or several, each with a finite weight")
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreConfig:
+class ScoreConfig(Checked):
     """Which rewards are given, and how they are weighed."""
 
-    rewards: dict[str, float] = field(default_factory=lambda: {ENV_REWARD: 1.0})
+    rewards: Annotated[
+        dict[str, RewardWeight], Meta(min_length=1, description="one reward or several, each with a finite weight")
+    ] = field(default_factory=lambda: {ENV_REWARD: 1.0})
     """Weight of each reward: `env`, the environment's own; `judge`, a model's; `module:function`, a user's."""
-    timeout_seconds: float = 60.0
+    timeout_seconds: PositiveFloat = 60.0
     """What a user's reward may take for one trajectory; then its process is killed, and the row has no reward."""
     conversational: bool = False
     """Give reward functions of TRL's signature messages, as TRL does for conversational data sets; False: text."""
-
-    def __post_init__(self) -> None:
-        """Refuse a score made of nothing."""
-        if not self.rewards:
-            raise SettingsError("`score.rewards` is empty", hint="Write, for instance, rewards = { env = 1.0 }")
-        check_numbers("score", self, "timeout_seconds", above=0)
-        for name, weight in self.rewards.items():
-            if not abs(weight) <= LARGEST_REWARD:
-                raise SettingsError(f"the weight of reward `{name}` is {weight}", hint="Give a finite number")
 
 
 def score(
@@ -117,7 +118,7 @@ def score(
         settings={
             **plugin_digests(*weights_of(env)),
             **described_rewards(config, judge_config),
-            **{name: without_places(plugin_config(settings or {}, "env", name)) for name in weights_of(env)},
+            **{name: row_settings(plugin_config(settings or {}, "env", name)) for name in weights_of(env)},
         },
         inputs={"rollout": source.digest},
         policy=source.policy,
@@ -257,11 +258,11 @@ def reward_code(config: ScoreConfig) -> dict[str, str]:
 
 def described_rewards(config: ScoreConfig, judge_config: JudgeConfig) -> dict[str, Any]:
     """Return the settings that can change rewards, as values for a manifest."""
-    described = {"score": to_plain(config)}
+    described = {"score": row_settings(config)}
     if code := reward_code(config):
         described[REWARD_CODE] = code
     if JUDGE_REWARD in config.rewards:
-        described["judge"] = {name: value for name, value in to_plain(judge_config).items() if name not in PLACES}
+        described["judge"] = row_settings(judge_config)
     return described
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from nanoskyrl.stages.core.config import plugin_config, to_plain
-from nanoskyrl.stages.core.errors import InputError, Notice, ProofError, SettingsError, check_numbers
+from nanoskyrl.stages.core.checked import Checked, FinitePositive
+from nanoskyrl.stages.core.config import plugin_config, row_settings
+from nanoskyrl.stages.core.errors import InputError, Notice, ProofError, SettingsError
 from nanoskyrl.stages.core.manifest import Head, Manifest, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.core.output import open_output
@@ -23,19 +24,15 @@ from nanoskyrl.stages.models.policy import policy_digest, publish, read_info, sa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyncConfig:
+class SyncConfig(Checked):
     """How the arrival of new weights is proved."""
 
     engine: str | None = None
     """Engine that takes the weights; None: vllm where rollout uses it, else hf."""
-    tolerance: float | None = None
+    tolerance: FinitePositive | None = None
     """Nats by which the engine's canary log-probs may differ from the trainer's, mean weighted by probability; None:
     1e-4, 0.06 for servers in bfloat16, any after training on weights in 4 bits. More is refused where no sums of
     weights prove that they arrived, else it is told."""
-
-    def __post_init__(self) -> None:
-        """Refuse a tolerance that nothing could meet, or that everything would."""
-        check_numbers("sync", self, "tolerance", above=0, below=math.inf, hint="1e-4 suits float32")
 
 
 def sync(
@@ -72,7 +69,7 @@ def sync(
         raise InputError(
             f"`{trained / 'policy'}` is not the policy that its manifest names", hint="Run `skyrl train --force` again"
         )
-    head = Head(stage="sync", settings={"sync": to_plain(config)}, inputs={"train": source.digest}, policy=digest)
+    head = Head(stage="sync", settings={"sync": row_settings(config)}, inputs={"train": source.digest}, policy=digest)
     with open_output(output, head, force=force) as out:
         if out.manifest is not None and target.is_dir():
             return out.manifest

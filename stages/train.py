@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from nanoskyrl.stages.core.config import to_plain
+from nanoskyrl.stages.core.config import row_settings
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import ConflictError, EngineError, InputError
 from nanoskyrl.stages.core.manifest import Head, Manifest, is_finished, read_manifest
@@ -30,8 +30,6 @@ from nanoskyrl.stages.learning.update import Update, mini_batches
 from nanoskyrl.stages.learning.update_inputs import Sources, open_sources
 from nanoskyrl.stages.models.device import pick_device
 from nanoskyrl.stages.models.policy import critic_digest, policy_digest
-
-NOT_IN_MANIFEST = ("device",)
 
 
 def train(
@@ -168,8 +166,8 @@ def _head(recipe: Recipe, sources: Sources, policy: Path, state: Path | None, se
     return Head(
         stage="train",
         settings={
-            "train": {key: value for key, value in to_plain(config).items() if key not in NOT_IN_MANIFEST},
-            config.algo: to_plain(recipe.algo_config),
+            "train": row_settings(config),
+            config.algo: row_settings(recipe.algo_config),
             "seed": seed,
             **recipe.described(),
             # How sums are cut changes rounding.

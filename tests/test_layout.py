@@ -117,7 +117,7 @@ def test_init_files_are_empty():
     assert not [path for folder in folders for path in (ROOT / folder).rglob("__init__.py") if path.read_text()]
 
 
-@pytest.mark.parametrize("page", ["docs/trajectory.md", "docs/cli.md", "docs/algorithms.md"])
+@pytest.mark.parametrize("page", ["docs/trajectory.md", "docs/cli.md", "docs/algorithms.md", "docs/settings.md"])
 def test_generated_parts_of_a_page_are_those_of_the_code(page):
     shown = subprocess.run(
         [sys.executable, ROOT / "docs" / "render.py", "--check", page], capture_output=True, text=True, check=False

@@ -9,42 +9,34 @@ Tokens that are not trained take part in no recursion and no mean.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from nanoskyrl.algos.shaping import ZERO_SPREAD, has_spread
-from nanoskyrl.stages.core.errors import check_numbers, check_words
+from nanoskyrl.stages.core.checked import Checked, Share
 from nanoskyrl.stages.core.metrics import grouped
 
-SINGLETON = ("zero", "drop", "raw", "error")
 Numbers = list[float | None]
 """One a trajectory; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EstimatorConfig:
+class EstimatorConfig(Checked):
     """Amounts that estimators read."""
 
-    eps: float = 1e-6
+    eps: Share = 1e-6
     """Added to what rewards are divided by: a standard deviation, or maxrl's mean."""
-    std_ddof: int = 1
+    std_ddof: Literal[0, 1] = 1
     """What is taken off the count in the deviation of a group's or batch's rewards: 1 is Bessel's correction."""
-    singleton: str = "zero"
+    singleton: Literal["zero", "drop", "raw", "error"] = "zero"
     """A group with one scored member: zero (advantage 0), drop, raw (the reward itself), or error."""
-    gamma: float = 1.0
+    gamma: Share = 1.0
     """Discount from one trained token to the next."""
-    lambd: float = 0.95
+    lambd: Share = 0.95
     """GAE: 1 trusts the rewards alone, 0 the critic alone."""
-    whiten_ddof: int = 1
+    whiten_ddof: Literal[0, 1] = 1
     """What is taken off the count in the variance of whitened advantages: 1 is Bessel's correction."""
-
-    def __post_init__(self) -> None:
-        """Refuse invalid amounts."""
-        check_words("advantage", self, singleton=SINGLETON, std_ddof=(0, 1), whiten_ddof=(0, 1))
-        check_numbers(
-            "advantage", self, "eps", "gamma", "lambd", least=0, most=1,
-            hint="Usual are 1e-6 for eps, 1 for gamma and 0.95 for lambd",
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,33 +5,32 @@ the log-prob itself: its value means nothing, its gradient does.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
 from nanoskyrl.algos.tensors import Tensor
-from nanoskyrl.stages.core.errors import SettingsError, check_words
-
-OUTSIDE = ("clip", "drop")
+from nanoskyrl.stages.core.checked import Checked, NonNegativeFloat, PositiveFloat
+from nanoskyrl.stages.core.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CispoConfig:
+class CispoConfig(Checked):
     """Absolute bounds of the ratio, not distances from 1."""
 
-    ratio_min: float = 0.0
+    ratio_min: NonNegativeFloat = 0.0
     """The ratio weighs at least this."""
-    ratio_max: float = 5.0
+    ratio_max: PositiveFloat = 5.0
     """The ratio weighs at most this."""
-    outside: str = "clip"
+    outside: Literal["clip", "drop"] = "clip"
     """What a token outside the bounds weighs: clip (the bound), or drop (nothing, and on the bound neither)."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         """Refuse bounds that cross."""
-        if not 0 <= self.ratio_min <= self.ratio_max or not self.ratio_max > 0:
+        if not self.ratio_min <= self.ratio_max:
             raise SettingsError(
                 f"`cispo.ratio_min` is {self.ratio_min} and `cispo.ratio_max` {self.ratio_max}",
                 hint="0 and 5 are usual; they are bounds of the ratio itself",
             )
-        check_words("cispo", self, outside=OUTSIDE)
 
 
 def surrogate(inputs: SurrogateInputs, config: CispoConfig) -> tuple[Tensor, dict[str, Tensor]]:

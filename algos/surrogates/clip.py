@@ -3,35 +3,27 @@
 Proximal Policy Optimization, arXiv 1707.06347; the dual clip is of arXiv 1912.09729.
 """
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
 
 from nanoskyrl.algos.base import SurrogateInputs
 from nanoskyrl.algos.tensors import Tensor
-from nanoskyrl.stages.core.errors import check_numbers
+from nanoskyrl.stages.core.checked import Checked, FiniteNonNegative, Share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClipConfig:
+class ClipConfig(Checked):
     """Where the ratio is clipped; the defaults are PPO's."""
 
     table: ClassVar[str] = "ppo"
-    """The table that these settings stand in, for messages."""
-    eps_clip_low: float = 0.2
+    eps_clip_low: Share = 0.2
     """The ratio is clipped below 1 minus this."""
-    eps_clip_high: float = 0.2
+    eps_clip_high: FiniteNonNegative = 0.2
     """The ratio is clipped above 1 plus this."""
-    clip_ratio_c: float | None = None
-    """Dual clip: where the advantage is negative, the objective is at least this times it; above 1, None is off."""
-
-    def __post_init__(self) -> None:
-        """Refuse bounds that cross."""
-        check_numbers(self.table, self, "eps_clip_low", least=0, most=1, hint="The ratio is clipped below 1 minus this")
-        check_numbers(
-            self.table, self, "eps_clip_high", least=0, below=math.inf, hint="The ratio is clipped above 1 plus this"
-        )
-        check_numbers(self.table, self, "clip_ratio_c", above=1, hint="3 is usual; leave it out for no dual clip")
+    clip_ratio_c: Annotated[float, Meta(gt=1)] | None = None
+    """Dual clip: where the advantage is negative, the objective is at least this times it. 3 is usual; None is off."""
 
 
 def clipped(ratio: Tensor, advantages: Tensor, config: ClipConfig) -> tuple[Tensor, dict[str, Tensor]]:

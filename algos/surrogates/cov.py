@@ -6,36 +6,33 @@ said by all of a mini-batch, so they are marked before its micro-batches are tak
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from numpy.random import Generator
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
 from nanoskyrl.algos.surrogates.clip import ClipConfig, token_surrogate
 from nanoskyrl.algos.tensors import Tensor
-from nanoskyrl.stages.core.errors import SettingsError, check_numbers
+from nanoskyrl.stages.core.checked import Checked, Coefficient, FiniteNonNegative, PositiveShare, Share
+from nanoskyrl.stages.core.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipCovConfig(ClipConfig):
     """Which tokens lose their gradient; the defaults are the paper's, which hardly clips the ratio."""
 
-    table: ClassVar[str] = "clip_cov"
-    eps_clip_low: float = 1.0
+    eps_clip_low: Share = 1.0
     """The ratio is clipped below 1 minus this."""
-    eps_clip_high: float = 1.0
+    eps_clip_high: FiniteNonNegative = 1.0
     """The ratio is clipped above 1 plus this."""
-    clip_cov_ratio: float = 2e-4
+    clip_cov_ratio: PositiveShare = 2e-4
     """Share of a mini-batch's tokens that lose their gradient, at least one, if as many lie between the bounds."""
     clip_cov_lb: float = 1.0
     """They are drawn among tokens whose covariance is above this."""
     clip_cov_ub: float = 5.0
     """And below this."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         """Refuse bounds that cross."""
-        ClipConfig.__post_init__(self)
-        check_numbers("clip_cov", self, "clip_cov_ratio", above=0, most=1, hint="2e-4 is the paper's")
         if not self.clip_cov_lb < self.clip_cov_ub:
             raise SettingsError(
                 f"`clip_cov.clip_cov_lb` is {self.clip_cov_lb} and `clip_cov.clip_cov_ub` {self.clip_cov_ub}",
@@ -44,18 +41,13 @@ class ClipCovConfig(ClipConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KlCovConfig:
+class KlCovConfig(Checked):
     """Which tokens are kept near the old policy, and how strongly; the defaults are the paper's."""
 
-    kl_cov_ratio: float = 2e-4
+    kl_cov_ratio: PositiveShare = 2e-4
     """Share of a mini-batch's tokens that are, those of the largest covariance; at least one."""
-    ppo_kl_coef: float = 1.0
+    ppo_kl_coef: Coefficient = 1.0
     """Weight of the distance of their log-prob from the old one."""
-
-    def __post_init__(self) -> None:
-        """Refuse amounts that cannot be meant."""
-        check_numbers("kl_cov", self, "kl_cov_ratio", above=0, most=1, hint="2e-4 is the paper's")
-        check_numbers("kl_cov", self, "ppo_kl_coef", least=0, most=1000, hint="1 is usual")
 
 
 def covariances(inputs: SurrogateInputs) -> Tensor:

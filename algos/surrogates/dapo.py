@@ -5,7 +5,6 @@ arXiv 2503.14476. Soft overlong punishment is part of `advantage`, dynamic sampl
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.surrogates.clip import ClipConfig, token_surrogate
@@ -15,7 +14,6 @@ from nanoskyrl.algos.surrogates.clip import ClipConfig, token_surrogate
 class DapoConfig(ClipConfig):
     """Where the ratio is clipped: higher above than below, so that rare tokens can grow."""
 
-    table: ClassVar[str] = "dapo"
     eps_clip_high: float = 0.28
     """The ratio is clipped above 1 plus this."""
 

@@ -5,48 +5,38 @@ Divergence PPO, arXiv 2602.04879. A ratio says little where probabilities are sm
 between two coins, the token or any other: their total variation, or their KL.
 """
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
+
+from msgspec import Meta
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
 from nanoskyrl.algos.tensors import Tensor
-from nanoskyrl.stages.core.errors import check_numbers
+from nanoskyrl.stages.core.checked import Checked, FiniteNonNegative
 
 CERTAIN = 1e-8
 """Added to the probability of all other tokens, which is 0 in float32 where a token is certain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DppoTvConfig:
+class DppoTvConfig(Checked):
     """How far a probability may move; the defaults are the paper's."""
 
-    table: ClassVar[str] = "dppo_tv"
-    """The table that these settings stand in, for messages."""
-    delta_low: float = 0.2
+    delta_low: FiniteNonNegative = 0.2
     """A token of negative advantage is left out once it has fallen by a divergence of more than this."""
-    delta_high: float = 0.2
+    delta_high: FiniteNonNegative = 0.2
     """A token of positive advantage is left out once it has risen by more than this."""
-    ratio_max: float = 20.0
+    ratio_max: Annotated[float, Meta(ge=1)] = 20.0
     """The ratio weighs at most this. A low bound would bias the gradient."""
-
-    def __post_init__(self) -> None:
-        """Refuse bounds that leave every token out."""
-        check_numbers(
-            self.table, self, "delta_low", "delta_high", least=0, below=math.inf,
-            hint="0.2 is usual for dppo_tv, 0.05 for dppo_kl",
-        )  # fmt: skip
-        check_numbers(self.table, self, "ratio_max", least=1, hint="20 is usual")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DppoKlConfig(DppoTvConfig):
     """How far a probability may move, in nats; the defaults are the paper's."""
 
-    table: ClassVar[str] = "dppo_kl"
-    delta_low: float = 0.05
+    delta_low: FiniteNonNegative = 0.05
     """A token of negative advantage is left out once it has fallen by a divergence of more than this."""
-    delta_high: float = 0.05
+    delta_high: FiniteNonNegative = 0.05
     """A token of positive advantage is left out once it has risen by more than this."""
 
 

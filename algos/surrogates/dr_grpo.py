@@ -4,7 +4,6 @@ arXiv 2503.20783. The loss divides by a constant, `train.horizon`; there is no K
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.surrogates.clip import ClipConfig, token_surrogate
@@ -13,8 +12,6 @@ from nanoskyrl.algos.surrogates.clip import ClipConfig, token_surrogate
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrGrpoConfig(ClipConfig):
     """Where the ratio is clipped; the defaults are PPO's."""
-
-    table: ClassVar[str] = "dr_grpo"
 
 
 DR_GRPO = Algorithm(

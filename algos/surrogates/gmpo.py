@@ -5,27 +5,26 @@ has moved too far counts with the bound, and the row's other tokens keep their g
 """
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
 from nanoskyrl.algos.ratios import row_mean
 from nanoskyrl.algos.tensors import Tensor
-from nanoskyrl.stages.core.errors import check_numbers
+from nanoskyrl.stages.core.checked import Checked
+
+Nats = Annotated[float, Meta(ge=0, le=20)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GmpoConfig:
+class GmpoConfig(Checked):
     """Where a token's log-ratio is clipped, in nats; the defaults are the paper's, (e^-0.4, e^0.4)."""
 
-    log_clip_low: float = 0.4
+    log_clip_low: Nats = 0.4
     """Where the advantage is negative, a token's log-ratio counts as no less than minus this."""
-    log_clip_high: float = 0.4
+    log_clip_high: Nats = 0.4
     """Where it is positive, as no more than this."""
-
-    def __post_init__(self) -> None:
-        """Refuse bounds that cross."""
-        check_numbers(
-            "gmpo", self, "log_clip_low", "log_clip_high", least=0, most=20, hint="In nats; 0.4 is the paper's"
-        )
 
 
 def surrogate(inputs: SurrogateInputs, config: GmpoConfig) -> tuple[Tensor, dict[str, Tensor]]:

@@ -5,7 +5,6 @@ k3 estimate of the KL to the reference into the loss.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.surrogates.clip import ClipConfig, token_surrogate
@@ -14,8 +13,6 @@ from nanoskyrl.algos.surrogates.clip import ClipConfig, token_surrogate
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpoConfig(ClipConfig):
     """Where the ratio is clipped; the defaults are PPO's."""
-
-    table: ClassVar[str] = "grpo"
 
 
 GRPO = Algorithm(

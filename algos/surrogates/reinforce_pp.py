@@ -5,7 +5,6 @@ group's mean as baseline, whose KL belongs into the loss as k2.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.surrogates.clip import ClipConfig, token_surrogate
@@ -15,14 +14,10 @@ from nanoskyrl.algos.surrogates.clip import ClipConfig, token_surrogate
 class ReinforcePpConfig(ClipConfig):
     """Where the ratio is clipped; the defaults are PPO's."""
 
-    table: ClassVar[str] = "reinforce_pp"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReinforcePpBaselineConfig(ClipConfig):
     """Where the ratio is clipped; the defaults are PPO's."""
-
-    table: ClassVar[str] = "reinforce_pp_baseline"
 
 
 REINFORCE_PP = Algorithm(

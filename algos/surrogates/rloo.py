@@ -6,32 +6,23 @@ hundred tokens of small drift, so `ratio = token` is there for long rows.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Literal
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
 from nanoskyrl.algos.ratios import LOG_RATIO_LIMIT, row_mean, row_product, row_tokens
 from nanoskyrl.algos.surrogates.clip import ClipConfig, clipped
 from nanoskyrl.algos.tensors import Tensor
-from nanoskyrl.stages.core.errors import check_numbers, check_words
-
-RATIOS = ("sequence", "token")
+from nanoskyrl.stages.core.checked import PositiveFloat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RlooConfig(ClipConfig):
     """Where the ratio is clipped, and whose ratio it is."""
 
-    table: ClassVar[str] = "rloo"
-    ratio: str = "sequence"
+    ratio: Literal["sequence", "token"] = "sequence"
     """sequence (the product over a row) or token."""
-    log_ratio_max: float | None = LOG_RATIO_LIMIT
+    log_ratio_max: PositiveFloat | None = LOG_RATIO_LIMIT
     """Bound of the log-ratio, a row's or a token's, on both sides; None is none."""
-
-    def __post_init__(self) -> None:
-        """Refuse bounds that cross and ratios that do not exist."""
-        ClipConfig.__post_init__(self)
-        check_words("rloo", self, ratio=RATIOS)
-        check_numbers("rloo", self, "log_ratio_max", above=0, hint="20 is usual")
 
 
 def surrogate(inputs: SurrogateInputs, config: RlooConfig) -> tuple[Tensor, dict[str, Tensor]]:

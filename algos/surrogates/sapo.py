@@ -5,24 +5,25 @@ with a temperature of its own for negative advantages; f'(1) = 1 for every tempe
 """
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from nanoskyrl.algos.base import Algorithm, SurrogateInputs
 from nanoskyrl.algos.tensors import Tensor
-from nanoskyrl.stages.core.errors import check_numbers
+from nanoskyrl.stages.core.checked import Checked
+
+Temperature = Annotated[float, Meta(gt=0, le=1000)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SapoConfig:
+class SapoConfig(Checked):
     """Temperatures of the gate; the defaults are the paper's."""
 
-    tau_pos: float = 1.0
-    """Where the advantage is positive. A larger value narrows the gate."""
-    tau_neg: float = 1.05
-    """Elsewhere. Larger than tau_pos: pushing one token down raises many unsampled ones."""
-
-    def __post_init__(self) -> None:
-        """Refuse temperatures that divide by zero or turn the gate round."""
-        check_numbers("sapo", self, "tau_pos", "tau_neg", above=0, most=1000, hint="1 and 1.05 are the paper's")
+    tau_pos: Temperature = 1.0
+    """Where the advantage is positive; 1 is the paper's. A larger value narrows the gate."""
+    tau_neg: Temperature = 1.05
+    """Elsewhere; 1.05 is the paper's. Larger than tau_pos: pushing one token down raises many unsampled ones."""
 
 
 def surrogate(inputs: SurrogateInputs, config: SapoConfig) -> tuple[Tensor, dict[str, Tensor]]:

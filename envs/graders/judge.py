@@ -12,14 +12,15 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nanoskyrl.envs.base import Score, VerifierTimeout
+from nanoskyrl.stages.core.checked import PATH, PLACE, Checked, NonNegativeInt, PositiveFloat, PositiveInt
 from nanoskyrl.stages.core.digests import digest_json
-from nanoskyrl.stages.core.errors import SettingsError, check_numbers, check_words
+from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 TRIES = 3
@@ -54,14 +55,14 @@ SCHEMA = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeConfig:
+class JudgeConfig(Checked):
     """Who judges, and by what."""
 
-    endpoint: str | None = None
+    endpoint: str | None = field(default=None, metadata=PLACE)
     """Address of an OpenAI-compatible API, such as http://localhost:8000/v1."""
     model: str | None = None
     """Its name there."""
-    key_env: str = "OPENAI_API_KEY"
+    key_env: str = field(default="OPENAI_API_KEY", metadata=PLACE)
     """Environment variable that holds the key."""
     criteria: str = CRITERIA
     """What the judge goes by."""
@@ -69,29 +70,18 @@ class JudgeConfig:
     """Score from which an attempt counts as a success."""
     temperature: float | None = 0.0
     """Of the judge's sampling; None: left to the endpoint, for models that take none."""
-    max_tokens: int = 2048
+    max_tokens: PositiveInt = 2048
     """Of an answer."""
-    max_tokens_name: str = "max_tokens"
-    """Or max_completion_tokens, for models that ask for it."""
-    timeout_seconds: float = 120.0
+    max_tokens_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """What the limit is called; some models ask for the second."""
+    timeout_seconds: PositiveFloat = field(default=120.0, metadata=PLACE)
     """For one answer."""
-    retries: int = 5
+    retries: NonNegativeInt = field(default=5, metadata=PLACE)
     """After errors that may pass, with growing pauses."""
-    concurrency: int = 16
+    concurrency: PositiveInt = field(default=16, metadata=PLACE)
     """Attempts judged at once."""
-    cache: str | None = None
+    cache: str | None = field(default=None, metadata=PLACE | PATH)
     """A folder that keeps verdicts by what was asked; without one they are kept while the process lives."""
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that cannot be meant."""
-        check_words("judge", self, max_tokens_name=("max_tokens", "max_completion_tokens"))
-        check_numbers("judge", self, "max_tokens", "concurrency", least=1)
-        check_numbers("judge", self, "retries", least=0)
-        check_numbers("judge", self, "timeout_seconds", above=0)
-
-
-PLACES = ("endpoint", "key_env", "timeout_seconds", "retries", "concurrency", "cache")
-"""Settings that say where and how patiently to ask; they change no verdict."""
 
 
 class JudgeFailed(Exception):

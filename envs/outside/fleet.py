@@ -6,8 +6,8 @@ Instances are Fleet's own, or any MCP server of the user's. The policy calls too
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from nanoskyrl.envs.actions import TOOL_CALL_END, ParsedCall, tool_calls
 from nanoskyrl.envs.base import Observation, Score, Step, Task
@@ -20,13 +20,14 @@ from nanoskyrl.envs.outside.fleet_task import (
     make_fleet_task_env,
     task_key,
 )
+from nanoskyrl.envs.sandbox.base import Sandbox
 from nanoskyrl.envs.tools import mistake_in, replies_to, too_many
-from nanoskyrl.stages.core.errors import InputError, SettingsError, check_numbers, check_words, told_as
+from nanoskyrl.stages.core.checked import COMMAND, FILE, PLACE, Checked, PositiveInt
+from nanoskyrl.stages.core.errors import InputError, SettingsError, told_as
 from nanoskyrl.stages.core.storage import read_named
 from nanoskyrl.stages.core.trajectory import ToolCall, Trajectory
 
 DONE = "<done>"
-BACKENDS = ("fleet", "local")
 INSTRUCTION = f"Use the tools to do the task. When it is done, write {DONE}."
 NEITHER = f"error: no tool call was found; call a tool, or write {DONE} if the task is done"
 MAX_CALLS = 16
@@ -35,34 +36,27 @@ HINT = "Give Fleet's tasks: JSON with `tasks`, or JSON lines, each with task_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetConfig:
+class FleetConfig(Checked):
     """Which tasks, and where they are worked on."""
 
-    PLACES: ClassVar[tuple[str, ...]] = ("url", "command", "timeout_seconds", "ttl_seconds", "sandbox")
-
-    data: str | None = None
+    data: str | None = field(default=None, metadata=FILE)
     """A file of task configurations: JSON with a list `tasks`, or JSON lines."""
-    backend: str = "fleet"
+    backend: Literal["fleet", "local"] = "fleet"
     """fleet (Fleet's instances; the key in FLEET_API_KEY) or local (an MCP server of the user's)."""
-    url: str | None = None
+    url: str | None = field(default=None, metadata=PLACE)
     """Address of a local server; each session must have a state of its own."""
-    command: tuple[str, ...] = ()
+    command: tuple[str, ...] = field(default=(), metadata=PLACE | COMMAND)
     """Starts a local server for each episode, such as ["python", "server.py"]."""
-    max_steps: int = 50
+    max_steps: PositiveInt = 50
     """Tool calls, and turns without one, after which an episode is over and verified."""
     success_at: float = 1.0
     """Reward from which an episode counts as a success."""
-    ttl_seconds: int = 3600
+    ttl_seconds: PositiveInt = field(default=3600, metadata=PLACE)
     """How long Fleet keeps an instance."""
-    timeout_seconds: float = 60.0
+    timeout_seconds: float = field(default=60.0, metadata=PLACE)
     """Longest wait for one answer of a server."""
-    sandbox: str = "auto"
-    """Where verifiers of local tasks run: auto, monty, sandlock or bwrap."""
-
-    def __post_init__(self) -> None:
-        """Refuse backends and limits that do not exist."""
-        check_words("fleet", self, backend=BACKENDS)
-        check_numbers("fleet", self, "max_steps", "ttl_seconds", least=1)
+    sandbox: Sandbox = field(default="auto", metadata=PLACE)
+    """Where verifiers of local tasks run; auto: the first that works here."""
 
 
 class Fleet:

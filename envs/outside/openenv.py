@@ -7,18 +7,20 @@ hangs or is full fails the attempt; an action that it does not take is answered 
 """
 
 import json
-import math
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
 
 from nanoskyrl.envs.actions import json_object
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.commands import ACTION, ACTION_END, action_of, record
 from nanoskyrl.envs.outside.common import need, no_expert, returned, sendable
-from nanoskyrl.stages.core.errors import InputError, SettingsError, check_numbers, told_as
+from nanoskyrl.stages.core.checked import PLACE, Checked, FinitePositive, PositiveInt
+from nanoskyrl.stages.core.errors import InputError, SettingsError, told_as
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 TEST_SEEDS_FROM = 1_000_000
@@ -29,14 +31,16 @@ SERVER_TEXT_LIMIT = 500
 OF_EVERY_OBSERVATION = ("done", "reward", "metadata")
 """Fields that OpenEnv gives every observation; they are not shown."""
 
+HttpUrl = Annotated[str, Meta(pattern="^https?://", description="an address such as http://localhost:8000")]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenEnvConfig:
+class OpenEnvConfig(Checked):
     """Which server, and how its tasks, actions and observations are read."""
 
-    PLACES: ClassVar[tuple[str, ...]] = ("url", "timeout_seconds")
+    table: ClassVar[str] = "openenv"
 
-    url: str | None = None
+    url: HttpUrl | None = field(default=None, metadata=PLACE)
     """Where the server listens, such as http://localhost:8000."""
     instruction: str = ""
     """What the policy is told before the first observation."""
@@ -46,21 +50,14 @@ class OpenEnvConfig:
     """Field of the observation that is shown; unset: the only one there is, if it is text, else all of it as JSON."""
     task_api: str | None = None
     """Name under which the server lists its tasks (OpenEnv's task routes); unset: tasks are seeds for `reset`."""
-    n_train: int = 1024
+    n_train: PositiveInt = 1024
     """Training tasks, at most."""
-    n_test: int = 256
+    n_test: PositiveInt = 256
     """Held-out tasks, at most."""
     success_at: float = 1.0
     """Sum of rewards from which an episode counts as a success."""
-    timeout_seconds: float = 60.0
+    timeout_seconds: FinitePositive = field(default=60.0, metadata=PLACE)
     """Longest wait for one answer of the server."""
-
-    def __post_init__(self) -> None:
-        """Refuse addresses, counts and times that cannot be meant."""
-        check_numbers("openenv", self, "n_train", "n_test", least=1)
-        check_numbers("openenv", self, "timeout_seconds", above=0, below=math.inf)
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise SettingsError(f"`openenv.url` is `{self.url}`", hint="Write, for instance, http://localhost:8000")
 
 
 class OpenEnv:

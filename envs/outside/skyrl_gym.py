@@ -13,7 +13,8 @@ from typing import Any
 from nanoskyrl.envs.base import Message, Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import PROMPT_KEYS, read_rows, read_tasks
 from nanoskyrl.envs.outside.common import json_ready, need, no_expert, returned
-from nanoskyrl.stages.core.errors import InputError, SettingsError, check_numbers
+from nanoskyrl.stages.core.checked import ARGUMENTS, FILE, Checked, PositiveInt
+from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.trajectory import ToolCall, Trajectory
 
 UNSAFE = ("lcb", "searchcode", "rlm")
@@ -26,25 +27,21 @@ SEARCH_FAILED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SkyrlGymConfig:
+class SkyrlGymConfig(Checked):
     """Which environment, over which tasks."""
 
     env: str = "gsm8k"
     """Id that skyrl-gym, or a package that registers with it, has; a row's `env_class` comes first."""
-    data: str | None = None
+    data: str | None = field(default=None, metadata=FILE)
     """A .jsonl or .parquet file of prompts in SkyRL's layout."""
-    env_config: dict[str, Any] = field(default_factory=dict)
+    env_config: dict[str, Any] = field(default_factory=dict, metadata=ARGUMENTS)
     """Settings of the environment, such as `search_url` of `search`."""
-    max_turns: int | None = None
+    max_turns: PositiveInt | None = None
     """Limit of turns that the environment is told; unset: the row's, else the environment's own."""
     success_at: float = 1.0
     """Sum of rewards from which an episode counts as a success."""
     allow_unsafe: bool = False
     """Let environments run that execute the policy's code without a sandbox."""
-
-    def __post_init__(self) -> None:
-        """Refuse a limit of no turns."""
-        check_numbers("skyrl_gym", self, "max_turns", least=1, hint="Leave it out for no limit")
 
 
 class SkyrlGym:

@@ -19,8 +19,9 @@ from nanoskyrl.envs.actions import TOOL_CALL, tool_calls
 from nanoskyrl.envs.base import Message, Observation, Score, Step, Task
 from nanoskyrl.envs.outside.common import json_ready, need, no_expert
 from nanoskyrl.envs.outside.mcp_session import background_loop
+from nanoskyrl.stages.core.checked import ARGUMENTS, MODULE, Checked, PositiveFloat
 from nanoskyrl.stages.core.digests import digest_json
-from nanoskyrl.stages.core.errors import SettingsError, check_numbers, told_as
+from nanoskyrl.stages.core.errors import SettingsError, told_as
 from nanoskyrl.stages.core.trajectory import ToolCall, Trajectory
 
 VERDICT = "verifiers"
@@ -28,21 +29,17 @@ VERDICT = "verifiers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifiersConfig:
+class VerifiersConfig(Checked):
     """Which environment."""
 
-    env: str | None = None
+    env: str | None = field(default=None, metadata=MODULE)
     """A module with `load_environment`, such as an installed package, or its id with hyphens."""
-    args: dict[str, Any] = field(default_factory=dict)
+    args: dict[str, Any] = field(default_factory=dict, metadata=ARGUMENTS)
     """What `load_environment` is called with."""
     success_at: float = 1.0
     """Reward from which an attempt counts as a success."""
-    timeout_seconds: float = 600.0
+    timeout_seconds: PositiveFloat = 600.0
     """For the environment's answer to one turn, and for its rubric; then the attempt fails."""
-
-    def __post_init__(self) -> None:
-        """Refuse a time that cannot be meant."""
-        check_numbers("verifiers", self, "timeout_seconds", above=0)
 
 
 class Verifiers:

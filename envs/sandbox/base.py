@@ -18,36 +18,35 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
-from nanoskyrl.stages.core.errors import SandboxError, SettingsError, check_numbers
+from nanoskyrl.stages.core.checked import Checked, PositiveFloat, PositiveInt
+from nanoskyrl.stages.core.errors import SandboxError, SettingsError
 
 BACKENDS = {
     "monty": "nanoskyrl.envs.sandbox.monty",
     "sandlock": "nanoskyrl.envs.sandbox.sandlock",
     "bwrap": "nanoskyrl.envs.sandbox.bwrap",
 }
+Sandbox = Literal["auto", "monty", "sandlock", "bwrap"]
 FULL_PYTHON = ("sandlock", "bwrap")
 """Backends that run CPython, the better one first."""
 INSTALL = "`pip install 'nanoskyrl[sandbox]'` (Linux 6.7 or newer) or install bubblewrap, and see `skyrl doctor`"
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(Checked):
     """What a program may use."""
 
-    seconds: float = 5.0
+    seconds: PositiveFloat = 5.0
     """Wall clock; in `monty`, time in which the program runs."""
-    memory_mb: int = 512
+    memory_mb: PositiveInt = 512
     """Of the program; in `bwrap` of each of its processes, and files in memory are not counted there."""
-    output_bytes: int = 65536
+    output_bytes: PositiveInt = 65536
     """Of stdout and stderr together; a program that writes more is stopped."""
-    processes: int = 16
-    file_mb: int = 16
+    processes: PositiveInt = 16
+    file_mb: PositiveInt = 16
     """Largest file, and in `run_python` all files together."""
-
-    def __post_init__(self) -> None:
-        """Refuse limits under which nothing runs."""
-        check_numbers("Limits", self, "seconds", "memory_mb", "output_bytes", "processes", "file_mb", above=0)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from nanoskyrl.envs.base import Score, Task
 from nanoskyrl.envs.graders.program_tests import shortened
@@ -22,10 +22,9 @@ from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user, wr
 from nanoskyrl.eval.benchmarks.code import last_block, run_program, run_solution, same_output
 from nanoskyrl.eval.benchmarks.mmlu import by_group
 from nanoskyrl.eval.rows import Hub, Row, needed_text, place_of
-from nanoskyrl.stages.core.errors import InputError, SettingsError, check_words, told_as
+from nanoskyrl.stages.core.errors import InputError, SettingsError, told_as
 from nanoskyrl.stages.core.trajectory import Trajectory
 
-VERSIONS = tuple(f"release_v{i}" for i in range(1, 7)) + tuple(f"v{i}" for i in range(1, 7)) + ("v4_v5",)
 STDIN, FUNCTIONAL = "stdin", "functional"
 """What a test feeds a program with: text, or arguments of a function."""
 LARGEST_TESTS = 1 << 30
@@ -65,18 +64,21 @@ def plain(value):
 class LiveCodeBenchConfig(BenchConfig):
     """Which problems are asked."""
 
-    version: str = "release_v6"
-    """release_v1 ... release_v6, v1 ... v6 or v4_v5 on the hub; of a file, all of it."""
+    table: ClassVar[str] = "livecodebench"
+    version: Literal[
+        "release_v1", "release_v2", "release_v3", "release_v4", "release_v5", "release_v6",
+        "v1", "v2", "v3", "v4", "v5", "v6", "v4_v5",
+    ] = "release_v6"  # fmt: skip
+    """Of the hub's rows; of a file all are taken."""
     start_date: str | None = None
     """First contest date, such as 2025-01-01; None: no bound."""
     end_date: str | None = None
     """Last contest date; None: no bound."""
 
-    def __post_init__(self) -> None:
-        """Refuse versions and dates that do not exist."""
+    def check(self) -> None:
+        """Refuse dates that do not exist."""
         import datetime
 
-        check_words("livecodebench", self, version=VERSIONS)
         for name in ("start_date", "end_date"):
             try:
                 datetime.date.fromisoformat(getattr(self, name) or "2025-01-01")

@@ -6,16 +6,19 @@ place of the words around examples and question, which stand where it says `{que
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from nanoskyrl.envs.base import Task
 from nanoskyrl.eval.base import BenchConfig, Scored, user
 from nanoskyrl.eval.benchmarks.choices import LETTERS, official_chain
 from nanoskyrl.eval.benchmarks.mmlu import MultipleChoice, by_group, options_in
 from nanoskyrl.eval.rows import Hub, Row, bench_rows, place_of
-from nanoskyrl.stages.core.errors import InputError, check_numbers
+from nanoskyrl.stages.core.checked import FILE
+from nanoskyrl.stages.core.errors import InputError
 
 NOT_AN_OPTION = "N/A"
 SHOTS_HUB = Hub(name="TIGER-Lab/MMLU-Pro", split="validation")
@@ -26,16 +29,12 @@ SHOTS_NEED = ("question", "options", "cot_content", "category")
 class MmluProConfig(BenchConfig):
     """How it is asked, and how the letter is found."""
 
-    shots: int = 0
-    """Worked examples of the same category before the question; the authors give 5."""
-    shots_data: str | None = None
+    shots: Annotated[int, Meta(ge=0, le=5)] = 0
+    """Worked examples of the same category before the question; the authors give 5, all that there are."""
+    shots_data: str | None = field(default=None, metadata=FILE)
     """A file with the rows of the validation split; None: the hub's."""
     official_chain: bool = False
     """Find the letter as the authors' scorer does, stray letters and a random guess included."""
-
-    def __post_init__(self) -> None:
-        """Refuse a number of examples that cannot be meant."""
-        check_numbers("mmlu_pro", self, "shots", least=0, most=5, hint="The validation split has 5 a category")
 
 
 class MmluPro(MultipleChoice):

@@ -7,9 +7,9 @@ checked, no rate is given, and the summary says so.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END
 from nanoskyrl.envs.base import Episode, Observation, Score, Step, Task
@@ -19,13 +19,12 @@ from nanoskyrl.eval.benchmarks import swe_harness
 from nanoskyrl.eval.benchmarks.checkout import SUBMIT, CheckoutEpisode
 from nanoskyrl.eval.benchmarks.patches import applies, parses, patch_in, predictions, tidy
 from nanoskyrl.eval.rows import Hub, Row
-from nanoskyrl.stages.core.errors import check_numbers, check_words
+from nanoskyrl.stages.core.checked import PATH, PLACE, PositiveInt
 from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.core.rows import to_json
 from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl.stages.core.trajectory import Trajectory
 
-HARNESS = ("auto", "docker", "never")
 PREDICTIONS = "predictions.jsonl"
 COLUMNS = (
     "repo",
@@ -43,24 +42,17 @@ COLUMNS = (
 class SweBenchConfig(BenchConfig):
     """Where the repositories are, and who says what is resolved."""
 
-    PLACES: ClassVar[tuple[str, ...]] = ("repositories", "harness_seconds")
-    """Settings that say where things are; what is asked with and without repositories differs by itself."""
-
-    repositories: str | None = None
+    table: ClassVar[str] = "swe_bench_verified"
+    repositories: str | None = field(default=None, metadata=PLACE | PATH)
     """A folder of git repositories named ORG__NAME, or by instance id, that have the base commits."""
-    harness: str = "auto"
+    harness: Literal["auto", "docker", "never"] = "auto"
     """The official harness: docker (refuse to begin without), never, or auto (where Docker runs)."""
-    harness_seconds: int = 1800
+    harness_seconds: int = field(default=1800, metadata=PLACE)
     """How long one instance's tests may take."""
-    turns: int = 50
+    turns: PositiveInt = 50
     """Turns of an agent in a checkout."""
     model_name: str = "nanoskyrl"
     """`model_name_or_path` of the predictions."""
-
-    def __post_init__(self) -> None:
-        """Refuse words and numbers that cannot be meant."""
-        check_words("swe_bench_verified", self, harness=HARNESS)
-        check_numbers("swe_bench_verified", self, "turns", least=1)
 
 
 class SweBenchVerified(Benchmark):

@@ -1,8 +1,8 @@
 """Settings: frozen dataclasses beside the code they set, filled from a file, then `--set`, then flags.
 
 A file has one table for each stage, environment, engine and algorithm. An unknown key is
-an error with a suggestion, also for the words other toolkits use; a value of the wrong
-type is an error that names the key, the type and what was found.
+an error with a suggestion, also for the words other toolkits use; a value outside its type is
+an error that names the key, the type or range and what was found.
 """
 
 import ast
@@ -10,30 +10,31 @@ import contextlib
 import dataclasses
 import datetime
 import difflib
-import functools
-import inspect
 import json
-import math
 import re
-import textwrap
 import tomllib
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean, told_as
-from nanoskyrl.stages.core.registry import BUILTIN, entry_points, load_attribute, lookup
+from nanoskyrl.stages.core.checked import checked, metadata_of
+from nanoskyrl.stages.core.errors import InputError, Notice, SettingsError, did_you_mean, told_as
+from nanoskyrl.stages.core.registry import BUILTIN, entry_points, load_attribute, look_in, lookup
+from nanoskyrl.stages.core.storage import expanded
 
 Settings = dict[str, dict[str, Any]]
 """Table name to key to value, as given; not yet checked against a dataclass."""
 
 C = TypeVar("C")
 
-OF_THE_RUN = {
-    "rollout.seed": "Set `run.seed`",
-    "rollout.step": "The next step of the run is taken; `--run` names another run",
+GONE = {
+    "gspo.seq_log_ratio_max": 10.0,
+    "gpqa.shuffle_seed": 0,
 }
-"""Fields that every command fills in by itself, so that a value in a file would be ignored."""
+"""Settings of earlier versions, and the values that hold now: such a key is read, told once, and ignored."""
+_told: set[str] = set()
+_THERE = object()
 
 CONFIGS = {
     "rollout": "nanoskyrl.stages.engines.rollout_config:RolloutConfig",
@@ -100,7 +101,7 @@ def tables() -> list[str]:
 
 
 def read_file(path: Path) -> Settings:
-    """Return the tables of a TOML or YAML file.
+    """Return the tables of a TOML or YAML file; modules are looked for in its `run.folders` from then on.
 
     Raises:
         InputError: it is missing or cannot be parsed.
@@ -127,6 +128,8 @@ def read_file(path: Path) -> Settings:
     if not isinstance(value, dict):
         raise SettingsError(f"`{path}` holds no tables", hint="Write tables such as [rollout]")
     value = {table: {} if keys is None else keys for table, keys in value.items()}  # YAML's empty table is null
+    if isinstance(run := value.get("run"), dict):  # first: a table may be that of a plug-in there
+        look_in(map(expanded, map(str, run.get("folders", ()))))
     for table, keys in value.items():
         if not isinstance(keys, dict):
             place, key = _place_of(str(table)) or ("run", str(table))
@@ -137,8 +140,7 @@ def read_file(path: Path) -> Settings:
             raise SettingsError(
                 f"`{table}` in `{path}` has a name that is no text", hint="Put names such as on into quotes"
             )
-        check_keys(table, keys)
-    return value
+    return {table: known_keys(table, keys) for table, keys in value.items()}
 
 
 def _yaml_loader() -> Any:
@@ -177,8 +179,7 @@ def parse_set(assignment: str) -> Settings:
         raise SettingsError(
             f"`{inner}` of [{outer}] is set as a whole", hint=f"Write `--set {outer}.{inner}={{{key}={text}}}`"
         )
-    check_keys(table, {key: value})
-    return {table: {key: value}}
+    return {table: known_keys(table, {key: value})}
 
 
 def _parse_value(text: str) -> Any:
@@ -209,6 +210,16 @@ def merge(*sources: Mapping[str, Mapping[str, Any]]) -> Settings:
     return merged
 
 
+def known_keys(table: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a table gives, without settings that are gone; raises for a table or key that does not exist."""
+    check_keys(table, [key for key in keys if f"{table}.{key}" not in GONE])
+    for name in (f"{table}.{key}" for key in keys):
+        if name in GONE and name not in _told:
+            _told.add(name)
+            warnings.warn(Notice(f"`{name}` is no setting any more and is ignored: {GONE[name]} holds"), stacklevel=2)
+    return {key: value for key, value in keys.items() if f"{table}.{key}" not in GONE}
+
+
 def check_keys(table: str, keys: Iterable[str]) -> None:
     """Raise for a table or key that does not exist."""
     found = config_class(table)
@@ -216,11 +227,11 @@ def check_keys(table: str, keys: Iterable[str]) -> None:
         raise SettingsError(
             f"unknown table `{table}`", hint=did_you_mean(table, tables()) or f"Choose one of {', '.join(tables())}"
         )
-    known = [field.name for field in dataclasses.fields(found)]
+    known = {field.name: field for field in dataclasses.fields(found)}
     for key in keys:
         if key not in known:
-            raise SettingsError(f"unknown key `{table}.{key}`", hint=_suggest(table, key, known))
-        if hint := OF_THE_RUN.get(f"{table}.{key}"):
+            raise SettingsError(f"unknown key `{table}.{key}`", hint=_suggest(table, key, list(known)))
+        if hint := known[key].metadata.get("of_run"):
             raise SettingsError(f"`{table}.{key}` follows from the run and cannot be set", hint=hint)
 
 
@@ -254,32 +265,13 @@ def build(config: type[C], values: Mapping[str, Any], table: str) -> C:
     Raises:
         SettingsError: names the key, the type it must have and what was found.
     """
-    import msgspec
-
-    known = {field.name: field for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    known = [field.name for field in dataclasses.fields(config)]  # type: ignore[arg-type]
     kwargs = {}
     for key, value in values.items():
         if key not in known:
-            raise SettingsError(f"unknown key `{table}.{key}`", hint=_suggest(table, key, list(known)))
-        if any(isinstance(item, float) and math.isnan(item) for item in _numbers(value)):
-            raise SettingsError(f"`{table}.{key}` is not a number", hint="Give one")
-        try:
-            kwargs[key] = msgspec.convert(value, known[key].type)
-        except msgspec.ValidationError as error:
-            name = _type_name(known[key].type)
-            raise SettingsError(
-                f"`{table}.{key}` must be {name}, not {value!r}", hint=f"{str(error).split(' - ')[0]}"
-            ) from error
+            raise SettingsError(f"unknown key `{table}.{key}`", hint=_suggest(table, key, known))
+        kwargs[key] = checked(config, key, value, table)
     return config(**kwargs)
-
-
-def _numbers(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
-
-
-def _type_name(of: Any) -> str:
-    text = of.__name__ if isinstance(of, type) else str(of)
-    return text.replace("typing.", "").replace("collections.abc.", "")
 
 
 def stage_config(settings: Mapping[str, Mapping[str, Any]], stage: str, **flags: Any) -> Any:
@@ -305,8 +297,26 @@ def to_plain(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config) if config is not None else {}
 
 
+def row_settings(config: Any) -> dict[str, Any]:
+    """Return the settings that can change the rows, as a manifest holds them: no places, and files by digest elsewhere.
+
+    Of a command's words that are whole paths the names stay: where a program lies changes no row.
+    """
+    if config is None:
+        return {}
+    aside = metadata_of(type(config), "place") | metadata_of(type(config), "file")
+    found = {key: value for key, value in to_plain(config).items() if key not in aside}
+    for key in metadata_of(type(config), "command") & found.keys():
+        found[key] = tuple(" ".join(_name(word) for word in text.split(" ")) for text in found[key])
+    return found
+
+
+def _name(word: str) -> str:
+    return word.rpartition("/")[2] if word.startswith("/") else word
+
+
 def with_later_keys(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return recorded settings in which every key that came since has its default, by which they were made.
+    """Return recorded settings without keys that are gone, and with the default of every key that came since.
 
     Args:
         recorded: Tables of a run or a manifest.
@@ -317,29 +327,10 @@ def with_later_keys(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> d
         held = recorded.get(table)
         if not isinstance(held, Mapping) or not isinstance(keys, Mapping):
             continue
-        later = keys.keys() - held.keys()
-        if later and (config := config_class(table)) is not None:
-            found[table] = {**held, **{key: value for key, value in to_plain(config()).items() if key in later}}
+        held = {key: value for key, value in held.items() if GONE.get(f"{table}.{key}", _THERE) != value}
+        if held.keys() != keys.keys() and (config := config_class(table)) is not None:
+            defaults = {key: value for key, value in to_plain(config()).items() if key in keys}
+            # A place may have been recorded before it was known to change nothing.
+            held = defaults | {key: value for key, value in held.items() if key not in metadata_of(config, "place")}
+        found[table] = held
     return found
-
-
-@functools.cache
-def field_docs(config: type) -> dict[str, str]:
-    """Return what the text below each field of a settings dataclass says."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(config))).body[0]
-    assert isinstance(tree, ast.ClassDef)
-    docs, last = {}, None
-    for node in tree.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            last = None if "ClassVar" in ast.unparse(node.annotation) else node.target.id
-        elif (
-            last
-            and isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        ):
-            docs[last] = " ".join(node.value.value.split())
-            last = None
-        else:
-            last = None
-    return docs

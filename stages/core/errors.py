@@ -5,8 +5,6 @@ Everything else that is raised is a bug and keeps its traceback.
 
 import contextlib
 import difflib
-import math
-import operator
 from collections.abc import Iterable, Iterator
 
 EXIT_OK = 0
@@ -75,69 +73,6 @@ class ProofError(NanoskyrlError):
 
 class Notice(UserWarning):
     """Something that a user should know and that stops nothing; a command prints it as `note: ...`."""
-
-
-def check_words(table: str, settings: object, **allowed: Iterable[object]) -> None:
-    """Refuse settings that are none of the words allowed; each word of a tuple counts.
-
-    Args:
-        table: The table that they stand in, for the message.
-        settings: A settings dataclass.
-        allowed: The words, by the setting's name.
-
-    Raises:
-        SettingsError: names the first that is another word.
-    """
-    for name, words in allowed.items():
-        given, words = getattr(settings, name), list(words)
-        for value in given if isinstance(given, tuple) else (given,):
-            if value not in words:
-                raise SettingsError(
-                    f"`{table}.{name}` must be {', '.join(map(str, words))}, not {value!r}", hint="Choose one of them"
-                )
-
-
-def check_numbers(
-    table: str,
-    settings: object,
-    *names: str,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    below: float | None = None,
-    hint: str = "Give a number within these bounds",
-) -> None:
-    """Refuse settings that lie outside a range; None is no number, and each number of a tuple counts.
-
-    Args:
-        table: The table that they stand in, for the message.
-        settings: A settings dataclass.
-        names: The settings that share the range.
-        least: The smallest number allowed.
-        above: What all numbers must be above.
-        most: The largest number allowed.
-        below: What all numbers must be below; infinity asks for a finite number.
-        hint: What is usual, or what a special number means.
-
-    Raises:
-        SettingsError: names the first outside the range, or that is not a number (NaN).
-    """
-    limits = [
-        ("finite" if limit == math.inf else f"{words} {limit}", holds, limit)
-        for words, holds, limit in (
-            ("at least", operator.ge, least),
-            ("above", operator.gt, above),
-            ("at most", operator.le, most),
-            ("below", operator.lt, below),
-        )
-        if limit is not None
-    ]
-    for name in names:
-        value = getattr(settings, name)
-        for number in value if isinstance(value, tuple) else (value,):
-            if number is not None and not all(holds(number, limit) for _, holds, limit in limits):
-                wanted = " and ".join(words for words, _, _ in limits)
-                raise SettingsError(f"`{table}.{name}` must be {wanted}, not {number}", hint=hint)
 
 
 @contextlib.contextmanager

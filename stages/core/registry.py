@@ -8,7 +8,9 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
-from collections.abc import Iterator, Mapping
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nanoskyrl.stages.core.errors import NanoskyrlError, SettingsError, did_you_mean
@@ -158,6 +160,17 @@ def plugin_errors(what: str) -> Iterator[None]:
         ) from error
 
 
+def look_in(folders: Iterable[str]) -> None:
+    """Let modules be imported from these folders, too; before the current one, which may hold others of the name."""
+    current = sys.path.index(here) if (here := os.getcwd()) in sys.path else len(sys.path)
+    sys.path[current:current] = [folder for folder in folders if folder not in sys.path]
+
+
+def _folders_looked_in() -> str:
+    ours = [path or os.getcwd() for path in sys.path if not path.startswith((sys.prefix, sys.base_prefix))]
+    return ", ".join(f"`{path}`" for path in dict.fromkeys(ours) if os.path.isdir(path))
+
+
 def load_attribute(target: str, *, what: str) -> Any:
     """Import `module:attribute`, with one clear error if that fails."""
     module_name, _, attribute = target.partition(":")
@@ -171,7 +184,8 @@ def load_attribute(target: str, *, what: str) -> Any:
             raise
         raise SettingsError(
             f"cannot import `{target}` as {what}: {error.__cause__}",
-            hint="Check the spelling, or install the package that has it",
+            hint=f"It is neither installed nor in {_folders_looked_in()}: check the spelling, install its package, or "
+            "name its folder in `run.folders`",
         ) from error
     found = getattr(module, attribute, None) if attribute else None
     if found is None:

@@ -6,7 +6,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -207,42 +207,41 @@ class _Fields:
         self._columns: dict[str, Any] = {}
 
     def value(self, name: str, row: int) -> Any:
-        found = self._columns.get(name)
+        found: Any = self._columns.get(name)
         if found is None:
             if name not in DEFAULTS:
                 raise AttributeError(f"a trajectory has no `{name}`")
             if name not in self._names:
                 default = DEFAULTS[name]
                 return default() if callable(default) else default
-            make = row_arrays if name in TOKEN_COLUMNS else _turns_of if name == "turns" else pa.ChunkedArray.to_pylist
-            found = self._columns[name] = make(self._table.column(name))
+            made_by = row_arrays if name in TOKEN_COLUMNS else _Turns if name == "turns" else pa.ChunkedArray.to_pylist
+            found = self._columns[name] = made_by(self._table.column(name))
         try:
+            value = found[row]
             if name in JSON_COLUMNS:
-                return json.loads(JSON_COLUMNS[name] if found[row] is None else found[row])
-            if name == "turns":
-                return found(row)
+                return json.loads(JSON_COLUMNS[name] if value is None else value)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise BrokenRow(
                 f"row {row} does not hold what its columns mean: {error}", hint="Run the stage that wrote it again"
             ) from error
-        return "" if found[row] is None and name in ("prompt", "response") else found[row]
+        return "" if value is None and name in ("prompt", "response") else value
 
 
-def _turns_of(column: pa.ChunkedArray) -> Callable[[int], list[Turn]]:
-    """Return what makes the turns of a row; a row without any has none."""
-    array = one_chunk(column)
-    ends = array.offsets.to_numpy()
-    turns = array.values.slice(ends[0], ends[-1] - ends[0])
-    parts = [turns.field(name).to_pylist() for name in TURN_FIELDS]
-    null = array.is_null().to_numpy(zero_copy_only=False)
+class _Turns:
+    """The turns of each row of a column, made when they are asked for; a row without any has none."""
 
-    def of_row(row: int) -> list[Turn]:
-        if null[row]:
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        array = one_chunk(column)
+        ends = array.offsets.to_numpy()
+        turns = array.values.slice(ends[0], ends[-1] - ends[0])
+        self._ends = (ends - ends[0]).tolist()
+        self._parts = [turns.field(name).to_pylist() for name in TURN_FIELDS]
+        self._null = array.is_null().to_pylist()
+
+    def __getitem__(self, row: int) -> list[Turn]:
+        if self._null[row]:
             return []
-        start, end = ends[row] - ends[0], ends[row + 1] - ends[0]
-        return [_turn(*(part[index] for part in parts)) for index in range(start, end)]
-
-    return of_row
+        return [_turn(*(part[i] for part in self._parts)) for i in range(self._ends[row], self._ends[row + 1])]
 
 
 def _turn(

@@ -11,10 +11,11 @@ Stages that are not told their input or output find it here.
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from nanoskyrl.stages.core.errors import InputError, check_numbers
+from nanoskyrl.stages.core.checked import PATH, PATH_OR_NAME, PLACE, Checked, NonNegativeInt
+from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import is_finished
 from nanoskyrl.stages.core.metrics import METRICS
 
@@ -28,19 +29,18 @@ NUMBER = re.compile("[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
+class RunConfig(Checked):
     """What holds for a whole run."""
 
     seed: int = 0
     """Every seed of the run is a digest of this one and of what it is for."""
-    policy: str = "starter"
+    policy: str = field(default="starter", metadata=PATH_OR_NAME)
     """What `policies/00000000` is made from: `starter`, a directory, or a hub id."""
-    lag: int = 0
-    """Step k samples from `policies/max(0, k - lag)`."""
-
-    def __post_init__(self) -> None:
-        """Refuse a lag that would look ahead."""
-        check_numbers("run", self, "lag", least=0, hint="0 samples from the newest policy")
+    lag: NonNegativeInt = 0
+    """Step k samples from `policies/max(0, k - lag)`; 0 samples from the newest."""
+    folders: tuple[str, ...] = field(default=(), metadata=PLACE | PATH)
+    """Where modules are imported from that the settings name, beside Python's own folders. A command that keeps such a
+    setting adds the folder that it found the module in."""
 
 
 @dataclass(frozen=True, slots=True)

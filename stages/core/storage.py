@@ -7,6 +7,7 @@ show an object only when its upload has ended, so there it is written as it is.
 import contextlib
 import io
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -20,12 +21,17 @@ TEMPORARY = ".tmp"
 """Suffix of files that are being written; readers never look at them."""
 
 
+def expanded(text: str) -> str:
+    """Return a path with the home folder in place of a leading `~` and of `$HOME`."""
+    return os.path.expanduser(re.sub(r"\$HOME\b|\$\{HOME\}", lambda _: os.path.expanduser("~"), text))
+
+
 def as_path(place: str | os.PathLike[str]) -> Path:
     """Return a path for a local name or an fsspec URL such as `s3://bucket/run`."""
     text = str(place)
     text = text.removeprefix("file://").removeprefix("local://")
     if "://" not in text:
-        return place if isinstance(place, Path) else Path(text).expanduser()
+        return place if isinstance(place, Path) else Path(expanded(text))
     from upath import UPath
 
     with told_as(

@@ -10,7 +10,7 @@ and `table_checks.py` holds every promise of this one against a table.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -32,10 +32,12 @@ STOP_REASONS = {
     "error": "failed",
 }
 """Why a trajectory ended, and the status that goes with it."""
-SPLITS = ("train", "test")
+Split = Literal["train", "test"]
+SPLITS = get_args(Split)
 SCORE_STATUSES = ("scored", "verifier_timeout", "verifier_error", "skipped")
 DROP_REASONS = ("zero_variance", "surplus", "overlong", "singleton", "failed", "unscored", "untrainable")
-LOGPROBS_MODES = ("processed", "raw", "recomputed")
+LogprobsMode = Literal["processed", "raw", "recomputed"]
+LOGPROBS_MODES = get_args(LogprobsMode)
 
 
 def tokens(of: pa.DataType) -> pa.DataType:

@@ -6,19 +6,18 @@ tokens, and their trajectories are for reading and scoring, marked untrainable.
 """
 
 import asyncio
-import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from nanoskyrl.envs.base import Environment, Message, Task
-from nanoskyrl.stages.core.errors import SettingsError, check_numbers, check_words
+from nanoskyrl.stages.core.checked import PLACE, Checked, Device, PositiveInt
 from nanoskyrl.stages.models.rendering import Renderer
 
 T = TypeVar("T")
@@ -94,37 +93,16 @@ UNREACHABLE = "the endpoint did not answer"
 """How the error of an attempt begins that may well succeed when it is made again."""
 
 
-def check_device(table: str, device: str) -> None:
-    """Refuse a device by a name that torch does not use for what we run on.
-
-    Raises:
-        SettingsError: it is neither auto, cpu, cuda nor cuda:N.
-    """
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-        raise SettingsError(
-            f"`{table}.device` must be auto, cpu, cuda or cuda:N, not {device!r}", hint="auto finds a GPU"
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HfConfig:
+class HfConfig(Checked):
     """How the embedded engine runs."""
 
-    PLACES: ClassVar[tuple[str, ...]] = ("device",)
-    """Settings that say where to run, and change no row of a machine of one kind."""
-
-    batch_size: int = 256
+    batch_size: PositiveInt = 256
     """Rows generated together, taken in row order inside one part."""
-    dtype: str = "auto"
-    """float64, float32, bfloat16 or auto: bfloat16 on a GPU; elsewhere float32, and float64 for benchmarks."""
-    device: str = "auto"
-    """cpu, cuda or auto."""
-
-    def __post_init__(self) -> None:
-        """Refuse batches of nothing and types that are not known."""
-        check_numbers("hf", self, "batch_size", least=1)
-        check_device("hf", self.device)
-        check_words("hf", self, dtype=("auto", "float64", "float32", "bfloat16"))
+    dtype: Literal["auto", "float64", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 on a GPU; elsewhere float32, and float64 for benchmarks."""
+    device: Device = field(default="auto", metadata=PLACE)
+    """Where the model runs; auto finds a GPU."""
 
 
 class TokenEngine(ABC):

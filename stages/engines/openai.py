@@ -13,12 +13,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any, Literal
 
+from nanoskyrl.stages.core.checked import PLACE, Checked, NonNegativeInt, PositiveFloat, PositiveInt
 from nanoskyrl.stages.core.digests import digest_json
-from nanoskyrl.stages.core.errors import EngineError, SettingsError, check_numbers, check_words
+from nanoskyrl.stages.core.errors import EngineError, SettingsError
 from nanoskyrl.stages.engines.base import UNREACHABLE, ChatEngine, ChatRequest, Reply, SamplingParams
-from nanoskyrl.stages.engines.chat_wire import TOOL_MODES, text_of, to_wire
+from nanoskyrl.stages.engines.chat_wire import text_of, to_wire
 
 SEED_BITS = (1 << 31) - 1
 """Some servers take seeds of 32 bits only."""
@@ -37,38 +38,29 @@ REFUSALS_SHOWN = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenaiConfig:
+class OpenaiConfig(Checked):
     """Which endpoint is asked, and how."""
 
-    PLACES: ClassVar[tuple[str, ...]] = ("base_url", "key_env", "concurrency", "timeout_seconds", "retries")
-    """Settings that say where and how to ask, and change no row."""
-
-    base_url: str | None = None
+    base_url: str | None = field(default=None, metadata=PLACE)
     """Where /chat/completions lies, such as http://127.0.0.1:8000/v1."""
     model: str | None = None
     """The model's name there."""
-    key_env: str = "OPENAI_API_KEY"
+    key_env: str = field(default="OPENAI_API_KEY", metadata=PLACE)
     """Environment variable that holds the key; servers without keys need none."""
-    concurrency: int = 32
+    concurrency: PositiveInt = field(default=32, metadata=PLACE)
     """Requests under way at once."""
-    timeout_seconds: float = 900.0
+    timeout_seconds: PositiveFloat = field(default=900.0, metadata=PLACE)
     """How long one request may take."""
-    retries: int = 8
+    retries: NonNegativeInt = field(default=8, metadata=PLACE)
     """Further tries of a request that failed, with growing pauses, about half a minute in all."""
-    tools: str = "native"
+    tools: Literal["native", "text"] = "native"
     """How tools are offered: native (the endpoint's own calls) or text (told in words)."""
     seeded: bool = True
     """Send every request a seed; false for endpoints that refuse one."""
-    max_tokens_name: str = "max_tokens"
-    """Or max_completion_tokens, for models that ask for it."""
+    max_tokens_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """What the limit is called; some models ask for the second."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further fields of every request, such as reasoning_effort; values may be tables."""
-
-    def __post_init__(self) -> None:
-        """Refuse words and numbers that cannot be meant."""
-        check_words("openai", self, tools=TOOL_MODES, max_tokens_name=("max_tokens", "max_completion_tokens"))
-        check_numbers("openai", self, "concurrency", least=1)
-        check_numbers("openai", self, "retries", least=0)
 
 
 class OpenaiEngine(ChatEngine):

@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from nanoskyrl.envs.memory import KINDS as MEMORIES
-from nanoskyrl.stages.core.errors import SettingsError, check_numbers, check_words
-from nanoskyrl.stages.core.trajectory import LOGPROBS_MODES, SPLITS
+from msgspec import Meta
+
+from nanoskyrl.stages.core.checked import ONCE, Checked, NonEmptyText, NonNegativeFloat, NonNegativeInt, PositiveInt
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.trajectory import LogprobsMode, Split
 
 LEAST_TEMPERATURE, LEAST_TOP_P = 1e-3, 1e-6
 """Below these, float32 can no longer tell the logits apart."""
@@ -18,82 +20,71 @@ TEMPLATE_OWN = (
     "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
 )  # fmt: skip
 """Arguments of transformers' `apply_chat_template` that are no template's."""
-TRAJECTORY_MODES = ("auto", "whole", "step")
 NO_LIMIT = 1 << 30
 """Tokens; the engine's context ends before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutConfig:
+class RolloutConfig(Checked):
     """What is attempted, how often, and how it is sampled."""
 
     env: str | dict[str, float] = "text_math"
     """Name of the environment; its settings stand in the table of that name. Several by weight, such as
     { text_math = 1, tool_use = 2 }: of which one a prompt is, is drawn by the run's seed."""
-    split: str = "train"
-    """train or test."""
+    split: Split = field(default="train", metadata=ONCE)
+    """Which of the environment's tasks; those of test are not trained on."""
     engine: str = "hf"
     """hf, vllm, openai or scripted; its settings stand in the table of that name."""
-    step: int = 0
+    step: NonNegativeInt = field(
+        default=0, metadata={"of_run": "The next step of the run is taken; `--run` names another run"}
+    )
     """Which step of the run this is: moves the cursor over the tasks, and the seeds."""
-    seed: int = 0
+    seed: int = field(default=0, metadata={"of_run": "Set `run.seed`"})
     """The run's seed."""
-    train_batch_size: int = 16
+    train_batch_size: PositiveInt = 16
     """Prompts in a step."""
-    n_samples_per_prompt: int = 16
+    n_samples_per_prompt: PositiveInt = 16
     """Attempts at each prompt; together they are a group."""
-    tasks: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = field(default=(), metadata=ONCE)
     """Attempt exactly these task ids, in this order, in place of the next of the permutation."""
-    temperature: float = 1.0
-    """Logits are divided by it; 0 is greedy."""
-    top_p: float = 1.0
-    """Nucleus mass; below 1, `train` refuses the rows."""
-    top_k: int = 0
+    temperature: NonNegativeFloat = 1.0
+    """Logits are divided by it; 0 is greedy, 1 samples as the model says."""
+    top_p: Annotated[float, Meta(ge=LEAST_TOP_P, le=1)] = 1.0
+    """Nucleus mass; 1 is off. Below 1, `train` refuses the rows."""
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """Candidates; 0 is off. If on, `train` refuses the rows."""
-    logprobs_mode: str = "processed"
+    logprobs_mode: LogprobsMode = "processed"
     """processed (of the distribution drawn from), raw, or recomputed (left null)."""
-    max_turns: int = 8
+    max_turns: PositiveInt = 8
     """Turns of an attempt."""
-    max_generate_length: int = 512
+    max_generate_length: PositiveInt = 512
     """Tokens sampled in one turn."""
-    max_input_length: int | None = None
+    max_input_length: PositiveInt | None = None
     """Longest prompt of a turn in tokens; None: the model's context."""
-    max_sequence_length: int | None = None
+    max_sequence_length: PositiveInt | None = None
     """Prompt and response together in tokens; None: the model's context."""
-    trajectory_mode: str = "auto"
+    trajectory_mode: Literal["auto", "whole", "step"] = "auto"
     """whole (a row an attempt), step (a row a turn), or auto: whole unless the chat template rewrites earlier turns."""
-    memory: str = "full"
+    memory: Literal["full", "last_turns", "summary"] = "full"
     """What later prompts show of earlier turns: full, last_turns, or summary, the environment's with the last turns."""
-    memory_turns: int = 4
+    memory_turns: PositiveInt = 4
     """Turns that `last_turns` and `summary` show."""
-    stop_strings: tuple[str, ...] = ()
+    stop_strings: tuple[NonEmptyText, ...] = ()
     """Texts that end a turn as soon as they are written, such as </tool_call>; on engines hf, vllm and openai."""
     tool_format: str = "auto"
     """How a policy's calls of tools are read: auto (as its chat template writes them), a name of `skyrl list
     tool_format`, or module:attribute."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """What the chat template is given beside the messages, such as {enable_thinking = false}; values may be tables."""
-    rows_per_part: int = ROWS_PER_PART
+    rows_per_part: PositiveInt = ROWS_PER_PART
     """Trajectories in a part, rounded up to whole groups; in a benchmark 16 unless it is set."""
     dynamic_sampling: bool | None = None
     """Sample in rounds until train_batch_size groups have spread in success; None: with dapo."""
-    max_sample_batches: int = 30
+    max_sample_batches: PositiveInt = 30
     """Rounds of dynamic sampling after which it goes on with what there is."""
 
-    def __post_init__(self) -> None:
-        """Refuse numbers that cannot be meant."""
-        check_numbers(
-            "rollout", self, "train_batch_size", "n_samples_per_prompt", "max_turns", "max_generate_length",
-            "rows_per_part", "max_sample_batches", "memory_turns", least=1,
-        )  # fmt: skip
-        check_numbers(
-            "rollout", self, "max_input_length", "max_sequence_length", least=1,
-            hint="Leave it out for the model's context",
-        )  # fmt: skip
-        check_numbers("rollout", self, "step", least=0, hint="Steps count from 0")
-        check_numbers("rollout", self, "temperature", least=0, hint="0 is greedy, 1 samples as the model says")
-        check_numbers("rollout", self, "top_p", least=LEAST_TOP_P, most=1, hint="1 is off")
-        check_numbers("rollout", self, "top_k", least=0, most=2**31 - 1, hint="0 is off")
+    def check(self) -> None:
+        """Refuse settings that do not go together, and what no file of settings can hold."""
         if isinstance(self.env, dict):
             check_weights(self.env)
             if self.tasks:
@@ -115,22 +106,12 @@ class RolloutConfig:
                 "`rollout.dynamic_sampling` looks for spread, and `rollout.n_samples_per_prompt` is 1",
                 hint="Give it at least 2, or set `rollout.dynamic_sampling = false`",
             )
-        check_words(
-            "rollout",
-            self,
-            split=SPLITS,
-            logprobs_mode=LOGPROBS_MODES,
-            trajectory_mode=TRAJECTORY_MODES,
-            memory=MEMORIES,
-        )
         if self.memory != "full" and self.trajectory_mode == "whole":
             raise SettingsError(
                 f"`rollout.memory` is {self.memory}, so a prompt does not begin with the one before",
                 hint="Leave `rollout.trajectory_mode` at auto, or set it to step",
             )
         check_template_arguments("rollout", self.chat_template_kwargs)
-        if not all(self.stop_strings):
-            raise SettingsError("`rollout.stop_strings` holds an empty text", hint="Leave it out")
 
 
 def check_template_arguments(table: str, arguments: Mapping[str, Any]) -> None:

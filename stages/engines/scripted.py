@@ -6,20 +6,21 @@ untrainable.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nanoskyrl.envs.base import Environment, Task
+from nanoskyrl.stages.core.checked import FILE, Checked
 from nanoskyrl.stages.core.errors import InputError, told_as
 from nanoskyrl.stages.core.storage import read_named
 from nanoskyrl.stages.engines.base import TextEngine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptedConfig:
+class ScriptedConfig(Checked):
     """Where the actions come from."""
 
-    actions: str | None = None
+    actions: str | None = field(default=None, metadata=FILE)
     """A JSONL file of `task_id` and `actions` (a list of texts); without it the environment's expert acts."""
 
 

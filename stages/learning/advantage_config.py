@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.estimators.base import EstimatorConfig
-from nanoskyrl.algos.kl import KL_ESTIMATORS
-from nanoskyrl.stages.core.errors import SettingsError, check_numbers, check_words
+from nanoskyrl.algos.kl import KlEstimator
+from nanoskyrl.stages.core.checked import Coefficient, NonNegativeInt, PositiveInt
+from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.learning.train_config import TrainConfig
-
-KL_CTRL = ("fixed", "adaptive")
-OLD_LOGPROBS = ("rollout", "recompute")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,48 +20,42 @@ class AdvantageConfig(EstimatorConfig):
 
     estimator: str | None = None
     """grpo, dr_grpo, rloo, gae, reinforce_pp, reinforce_pp_baseline, batch_std or maxrl; None: the algorithm's."""
-    overlong_buffer_length: int | None = None
+    overlong_buffer_length: NonNegativeInt | None = None
     """Tokens over which a soft punishment for length grows; 0 is off; None: a fifth of the largest length for dapo,
     else off."""
-    overlong_max_length: int | None = None
+    overlong_max_length: PositiveInt | None = None
     """Tokens of a trajectory's longest turn at which that punishment is whole; None: what a turn may have at most."""
-    overlong_factor: float = 1.0
+    overlong_factor: Coefficient = 1.0
     """The whole punishment."""
     overlong_filter: bool = False
     """Leave out trajectories that did not end by themselves; their rewards still enter the group's mean."""
     drop_zero_variance: bool | None = None
     """Leave out groups whose success, or unshaped reward, is all alike; else they stay, with the advantage that the
     estimator gives. None: with dynamic sampling."""
-    max_groups: int | None = None
+    max_groups: PositiveInt | None = None
     """Keep the first so many groups with spread, drop the surplus; None: what dynamic sampling fills, else all."""
     use_kl_in_reward: bool = False
     """Take the KL to the reference, the run's first policy, off the reward of each token."""
-    kl_reward_coef: float = 0.001
+    kl_reward_coef: Coefficient = 0.001
     """Weight of that KL; where it adapts, of the first step."""
-    kl_ctrl: str = "fixed"
+    kl_ctrl: Literal["fixed", "adaptive"] = "fixed"
     """fixed, or adaptive: from step to step the weight grows where the KL lies above kl_target, and falls below it."""
-    kl_target: float = 0.1
+    kl_target: Annotated[float, Meta(gt=0, le=1000)] = 0.1
     """Nats a token, mean over tokens and then rows, that an adaptive weight steers to."""
-    kl_horizon: int = 10000
+    kl_horizon: PositiveInt = 10000
     """Rows over which an adaptive weight changes by at most a fifth."""
-    kl_estimator_type: str = "k1"
-    """k1, k2, k3 or abs."""
-    old_logprobs: str = "rollout"
+    kl_estimator_type: KlEstimator = "k1"
+    """How that KL is estimated."""
+    old_logprobs: Literal["rollout", "recompute"] = "rollout"
     """What ratios are taken against: rollout (the recorded log-probs, engine's drift and lag included), or
     recompute (under the policy that training starts from, by a forward pass here)."""
     ref_logprobs: bool | None = None
     """Write log-probs under the reference; None: where a KL asks for them, here or in train."""
-    max_tokens_per_micro_batch: int = 16384
+    max_tokens_per_micro_batch: PositiveInt = 16384
     """Bound of a forward pass."""
 
-    def __post_init__(self) -> None:
-        """Refuse words that mean nothing and numbers that cannot be meant."""
-        EstimatorConfig.__post_init__(self)
-        check_words("advantage", self, old_logprobs=OLD_LOGPROBS, kl_ctrl=KL_CTRL, kl_estimator_type=KL_ESTIMATORS)
-        check_numbers(
-            "advantage", self, "max_groups", "kl_horizon", "overlong_max_length", "max_tokens_per_micro_batch", least=1
-        )
-        check_numbers("advantage", self, "overlong_buffer_length", least=0)
+    def check(self) -> None:
+        """Refuse settings that do not go together."""
         if (
             self.overlong_max_length is not None
             and self.overlong_buffer_length is not None
@@ -72,8 +66,6 @@ class AdvantageConfig(EstimatorConfig):
                 f"`advantage.overlong_max_length`, {self.overlong_max_length}",
                 hint="A fifth of the largest length is usual",
             )
-        check_numbers("advantage", self, "kl_reward_coef", "overlong_factor", least=0, most=1000)
-        check_numbers("advantage", self, "kl_target", above=0, most=1000, hint="0.1 is usual")
         if self.kl_ctrl == "adaptive" and not self.use_kl_in_reward:
             raise SettingsError(
                 "`advantage.kl_ctrl = adaptive` needs `advantage.use_kl_in_reward`", hint="Set both, or neither"

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.off_policy import OffPolicyConfig
 from nanoskyrl.stages.core.code import plugin_digests
-from nanoskyrl.stages.core.config import plugin_config, stage_config, to_plain
+from nanoskyrl.stages.core.config import plugin_config, row_settings, stage_config
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import Manifest
@@ -48,8 +48,8 @@ class Recipe:
     def described(self) -> dict[str, Any]:
         """Return the settings beside [train] and the algorithm's that can change the weights."""
         return {
-            "off_policy": to_plain(self.off_policy),
-            **({"critic": to_plain(self.critic)} if self.critic else {}),
+            "off_policy": row_settings(self.off_policy),
+            **({"critic": row_settings(self.critic)} if self.critic else {}),
             **plugin_digests(self.config.algo),
         }
 

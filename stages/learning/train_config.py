@@ -1,47 +1,54 @@
 """Settings of training, apart from the code they set: reading a settings file must not load torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from nanoskyrl.algos.aggregate import reduction
-from nanoskyrl.algos.kl import KL_ESTIMATORS
-from nanoskyrl.stages.core.errors import SettingsError, check_numbers, check_words
-from nanoskyrl.stages.engines.base import check_device
+from msgspec import Meta
 
-EMPTY_ROWS = ("count", "exclude")
-BACKBONES = ("own", "shared")
+from nanoskyrl.algos.kl import KlEstimator
+from nanoskyrl.stages.core.checked import (
+    PLACE,
+    Checked,
+    Coefficient,
+    Device,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+)
+from nanoskyrl.stages.core.errors import SettingsError
+
+Beta = Annotated[float, Meta(ge=0, lt=1)]
+CriticAmount = Annotated[float, Meta(gt=0, le=1000)]
 FULL_BELOW = 50_000_000
 """Parameters under which the whole model is trained unless told otherwise."""
 DEFAULT_LORA_RANK, DEFAULT_LORA_ALPHA = 32, 64
 ZERO_BUCKET = 50_000_000
 """Numbers that DeepSpeed exchanges at once; it holds two such buffers whatever the size of the model."""
-SCHEDULERS = (
-    "constant_with_warmup", "constant", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt",
-)  # fmt: skip
-"""Those of transformers that follow from the step alone and need no settings besides ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Checked):
     """What the optimizer and the adapters are made with."""
 
-    lr: float | None = None
+    lr: Coefficient | None = None
     """None: 2e-4 for a whole model under 50 M parameters, 1e-6 for a larger one, 1e-4 for LoRA."""
-    lr_scheduler: str = "constant_with_warmup"
-    """constant_with_warmup, constant, linear, cosine, cosine_with_restarts, polynomial or inverse_sqrt, as transformers
-    has them."""
-    lr_warmup_steps: int = 0
+    lr_scheduler: Literal[
+        "constant_with_warmup", "constant", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt"
+    ] = "constant_with_warmup"
+    """How the rate goes on from step to step, as transformers has them: those that need no settings besides ours."""
+    lr_warmup_steps: Annotated[int, Meta(ge=0, le=10**9)] = 0
     """Optimizer steps over which the rate rises from 0."""
-    lr_decay_steps: int | None = None
+    lr_decay_steps: PositiveInt | None = None
     """Optimizer steps after which a falling schedule has fallen; needed by linear and cosine."""
-    adam_betas: tuple[float, float] = (0.9, 0.999)
+    adam_betas: tuple[Beta, Beta] = (0.9, 0.999)
     """AdamW: decay of the means of gradient and squared gradient."""
-    weight_decay: float = 0.01
+    weight_decay: Coefficient = 0.01
     """AdamW: share of each weight taken off in a step, times the rate."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: PositiveFloat = 1.0
     """Gradients are scaled down to this norm."""
-    lora_rank: int | None = None
+    lora_rank: Annotated[int, Meta(ge=0, le=4096)] | None = None
     """0 trains the whole model; None: 0 under 50 M parameters, else 32."""
-    lora_alpha: int | None = None
+    lora_alpha: Annotated[int, Meta(ge=1, le=10**6)] | None = None
     """Adapters are scaled by this over their rank; None: as the policy's adapters are, 64 for new ones."""
     lora_targets: tuple[str, ...] = ()
     """Layers and experts' parameters that get adapters, by their names or the ends of them, such as q_proj; empty: all
@@ -50,50 +57,45 @@ class OptimizerConfig:
     """Those that get none, in the same words."""
     lora_rslora: bool = False
     """Scale adapters by alpha over the root of their rank, so that a large rank learns as fast as a small one."""
-    lora_dropout: float = 0.0
+    lora_dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """Share of an adapter's input that is dropped in training; above 0 the ratio of a fresh update is not 1."""
-    quantization: str | None = None
+    quantization: Literal["nf4"] | None = None
     """nf4 holds the base of adapters in 4 bits a weight, as QLoRA does (extra `qlora`). None: as it is."""
-    optimizer: str = "adamw"
-    """adamw, or adamw_8bit, whose moments take a quarter of the memory."""
-    strategy: str = "auto"
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """The moments of adamw_8bit take a quarter of the memory."""
+    strategy: Literal["auto", "ddp", "zero2", "zero3"] = "auto"
     """How several processes share the work: ddp, zero2 or zero3 (DeepSpeed); auto: ddp for LoRA and for models under
     50 M parameters, else zero3."""
     packing: bool = True
     """Lay rows end to end where the model's attention allows it, so that no padding is computed."""
-    gradient_checkpointing: float | None = None
+    gradient_checkpointing: Share | None = None
     """Share of the layers that are computed again in the backward pass instead of being kept; None: all of a model
     from 50 M parameters on, else none."""
     compile: bool = False
     """Compile the layers, but under ZeRO-3, and what is done with logits: faster on a GPU, after a minute at the
     start."""
-    dtype: str = "auto"
-    """float32, bfloat16 or auto: bfloat16 on a GPU, float32 elsewhere."""
-    device: str = "auto"
-    """cpu, cuda or auto."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 on a GPU, float32 elsewhere."""
+    device: Device = field(default="auto", metadata=PLACE)
+    """Where the model is trained; auto finds a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CriticConfig:
+class CriticConfig(Checked):
     """How PPO's critic is made and trained."""
 
-    backbone: str | None = None
+    backbone: Literal["own", "shared"] | None = None
     """own (a copy of the policy's decoder), or shared (the policy's own states); None: shared with LoRA, else own."""
-    lr: float | None = None
+    lr: CriticAmount | None = None
     """None: five times the policy's for a critic of its own, the policy's for one that shares."""
-    value_clip: float | None = 0.2
+    value_clip: CriticAmount | None = 0.2
     """How far a value counts as having moved from the old one; null is any distance."""
-    value_loss_coef: float | None = None
+    value_loss_coef: CriticAmount | None = None
     """Weight of the value loss beside the policy's; None: 1 for a critic of its own, 0.1 for one that shares."""
-    loss_reduction: str = "token_mean"
+    loss_reduction: Literal["token_mean", "sequence_mean"] = "token_mean"
     """How the value loss is averaged, as in `train.loss_reduction`."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: CriticAmount = 1.0
     """Gradients of the critic's own weights are scaled down to this norm."""
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that cannot be meant."""
-        check_words("critic", self, backbone=(None, *BACKBONES), loss_reduction=("token_mean", "sequence_mean"))
-        check_numbers("critic", self, "lr", "value_clip", "value_loss_coef", "max_grad_norm", above=0, most=1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,62 +104,42 @@ class TrainConfig(OptimizerConfig):
 
     algo: str = "grpo"
     """ppo, grpo, sapo, gspo, dapo, ...: `skyrl list` names them; its settings stand in the table of that name."""
-    policy_mini_batch_size: int | None = None
+    policy_mini_batch_size: PositiveInt | None = None
     """Prompts for one optimizer step; None: all, so that the update is on-policy at lag 0."""
-    update_epochs_per_batch: int = 1
+    update_epochs_per_batch: PositiveInt = 1
     """Passes over the rows."""
-    loss_reduction: str | None = None
-    """token_mean, sequence_mean, prompt_mean, seq_mean_token_sum or seq_mean_token_sum_norm; None: what the algorithm
-    was published with."""
-    horizon: int | None = None
+    loss_reduction: (
+        Literal["token_mean", "sequence_mean", "prompt_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"] | None
+    ) = None
+    """How the loss is averaged; None: what the algorithm was published with."""
+    horizon: PositiveInt | None = None
     """The constant that seq_mean_token_sum_norm divides by."""
-    empty_rows: str = "count"
+    empty_rows: Literal["count", "exclude"] = "count"
     """Rows without trained tokens in a mean over rows: count (how a batch is cut changes nothing) or exclude."""
     use_kl_loss: bool = False
     """Add the KL to the reference, the run's first policy, to the loss; `advantage` writes the log-probs it needs."""
-    kl_loss_coef: float = 0.001
+    kl_loss_coef: Coefficient = 0.001
     """Weight of that KL."""
-    kl_estimator_type: str | None = None
-    """k1, k2, k3 or abs; None: what the algorithm was published with in its loss, else k3."""
+    kl_estimator_type: KlEstimator | None = None
+    """None: what the algorithm was published with in its loss, else k3."""
     kl_straight_through: bool = False
     """Keep the estimator's value, and take the gradient of k2, which is that of KL(policy || reference)."""
-    max_tokens_per_micro_batch: int = 16384
+    max_tokens_per_micro_batch: PositiveInt = 16384
     """Bound of one forward and backward pass, with padding where there is any; how rows are cut changes only
     rounding."""
-    max_staleness: int | None = None
+    max_staleness: Annotated[int, Meta(ge=0, le=10**9)] | None = None
     """Rows sampled by a policy so many versions older than the one that training starts from are kept, older ones are
     not; None keeps all."""
     allow_estimator: bool = False
     """Train on advantages of another estimator than the algorithm's."""
 
-    def __post_init__(self) -> None:
-        """Refuse numbers that cannot be meant, before any model is loaded."""
-        check_numbers(
-            "train", self, "policy_mini_batch_size", "update_epochs_per_batch", "max_tokens_per_micro_batch", "horizon",
-            "lr_decay_steps", least=1,
-        )  # fmt: skip
-        check_device("train", self.device)
-        check_numbers("train", self, "lr", least=0, most=1000, hint="2e-4 suits the starter policy")
-        check_numbers("train", self, "weight_decay", "kl_loss_coef", least=0, most=1000)
-        check_numbers("train", self, "lr_warmup_steps", "max_staleness", least=0, most=10**9)
-        check_numbers("train", self, "lora_rank", least=0, most=4096, hint="0 trains the whole model")
-        check_numbers("train", self, "lora_alpha", least=1, most=10**6)
-        check_numbers("train", self, "lora_dropout", least=0, below=1, hint="0 is usual: dropout moves the ratios")
-        check_numbers("train", self, "gradient_checkpointing", least=0, most=1, hint="It is a share of the layers")
-        check_numbers("train", self, "max_grad_norm", above=0, hint="1 is usual")
-        check_numbers("train", self, "adam_betas", least=0, below=1, hint="0.9 and 0.999 are usual")
-        check_words(
-            "train", self, dtype=("auto", "float32", "bfloat16"), strategy=("auto", "ddp", "zero2", "zero3"),
-            optimizer=("adamw", "adamw_8bit"), quantization=(None, "nf4"), lr_scheduler=SCHEDULERS,
-            kl_estimator_type=(None, *KL_ESTIMATORS), empty_rows=EMPTY_ROWS,
-        )  # fmt: skip
+    def check(self) -> None:
+        """Refuse a KL without a gradient, and a reduction without its constant, before any model is loaded."""
         if self.use_kl_loss and self.kl_estimator_type == "k1" and not self.kl_straight_through:
             raise SettingsError(
                 "`train.kl_estimator_type` k1 has no gradient in expectation",
                 hint="Use k2 or k3, or set `train.kl_straight_through = true`",
             )
-        if self.loss_reduction is not None:
-            reduction(self.loss_reduction)
         check_horizon(self.loss_reduction, self.horizon)
 
 

@@ -4,9 +4,10 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from nanoskyrl.stages.core.errors import InputError, OutputError, SettingsError, check_words
+from nanoskyrl.stages.core.checked import Checked
+from nanoskyrl.stages.core.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.runs import EVALUATIONS, NUMBER, Run
 from nanoskyrl.stages.core.storage import as_path, make_directory, sync_tree, write_errors
@@ -14,22 +15,17 @@ from nanoskyrl.stages.engines.task_order import weights_of
 from nanoskyrl.stages.looking.eval_report import summary_of
 from nanoskyrl.stages.models.policy import POLICY_JSON, check_policy, is_adapter, policy_digest, policy_files, read_info
 
-DTYPES = ("float32", "bfloat16", "float16")
 CARD = "README.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportConfig:
+class ExportConfig(Checked):
     """What is written."""
 
     merge: bool = False
     """Write the whole model that an adapter makes of its base; a whole model is what it is."""
-    dtype: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """float32, bfloat16 or float16; None: as the run has it."""
-
-    def __post_init__(self) -> None:
-        """Refuse types that weights cannot have."""
-        check_words("export", self, dtype=(None, *DTYPES))
 
 
 def policy_named(name: str) -> tuple[Run, int]:

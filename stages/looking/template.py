@@ -4,14 +4,14 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from nanoskyrl.stages.core.config import Settings, build, config_class, field_docs, tables
+from nanoskyrl.stages.core.checked import field_docs, hints_of, range_text
+from nanoskyrl.stages.core.config import Settings, build, config_class, tables
 from nanoskyrl.stages.core.errors import ConflictError
 from nanoskyrl.stages.core.registry import BENCHES
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.storage import make_directory, write_whole
+from nanoskyrl.stages.running.run_settings import with_folders
 
-HIDDEN = {"rollout": ("step", "seed", "tasks", "split")}
-"""Settings that the run sets, step by step."""
 ORDER = (
     "run",
     "rollout",
@@ -40,7 +40,7 @@ def write_settings(run: Run, settings: Settings, *, force: bool = False) -> Path
             f"`{path}` is there already", hint="Name another run with `--run`, or replace it with `--force`"
         )
     make_directory(run.root)
-    write_whole(path, settings_text(settings).encode())
+    write_whole(path, settings_text(with_folders(settings)).encode())
     return path
 
 
@@ -56,34 +56,26 @@ def settings_text(settings: Settings) -> str:
             continue
         values = settings.get(table, {})
         config: Any = build(found, values, table)
-        docs = _all_docs(found)
+        docs = field_docs(found)
         section = tomlkit.table()
         for field in dataclasses.fields(found):
-            if field.name in HIDDEN.get(table, ()):
+            if "of_run" in field.metadata or ("once" in field.metadata and field.name not in values):
                 continue
-            if text := docs.get(field.name):
+            wanted = range_text(hints_of(found)[field.name])
+            if text := " ".join(text for text in (docs.get(field.name), wanted and f"Range: {wanted}.") if text):
                 section.add(tomlkit.comment(text))
             if field.name in values:
                 section.add(field.name, values[field.name])
             elif getattr(config, field.name) is None:
                 section.add(tomlkit.comment(f"{field.name} is unset"))
             else:
-                section.add(tomlkit.comment(f"{field.name} = {_shown(getattr(config, field.name))}"))
+                section.add(tomlkit.comment(f"{field.name} = {toml_text(getattr(config, field.name))}"))
         document.add(tomlkit.nl())
         document.add(table, section)
     return tomlkit.dumps(document)
 
 
-def _all_docs(config: type) -> dict[str, str]:
-    """Return the texts of a dataclass's fields, those it inherits included."""
-    docs: dict[str, str] = {}
-    for base in reversed(config.__mro__):
-        if dataclasses.is_dataclass(base):
-            docs |= field_docs(base)
-    return docs
-
-
-def _shown(value: Any) -> str:
+def toml_text(value: Any) -> str:
     """Return a value as it is written in TOML, on one line."""
     import tomlkit
 

@@ -9,12 +9,14 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.eval.prices import read_prices
+from nanoskyrl.stages.core.checked import Checked, NonNegativeInt, metadata_of
 from nanoskyrl.stages.core.config import Settings, merge, plugin_config, stage_config, to_plain, with_later_keys
-from nanoskyrl.stages.core.errors import ConflictError, InputError, check_numbers, told_as
+from nanoskyrl.stages.core.errors import ConflictError, InputError, told_as
 from nanoskyrl.stages.core.manifest import first_difference
 from nanoskyrl.stages.core.metrics import MetricsLog, latest, read_metrics
 from nanoskyrl.stages.core.output import discard
@@ -28,10 +30,11 @@ from nanoskyrl.stages.models.policy import model_name
 from nanoskyrl.stages.running.outdated_outputs import check_settings, outdated
 from nanoskyrl.stages.running.overlap import overlapped
 from nanoskyrl.stages.running.placement import Placement, placement_of
-from nanoskyrl.stages.running.run_settings import begin_run
+from nanoskyrl.stages.running.run_settings import given_settings, remember, replace_settings
 from nanoskyrl.stages.running.session import Session
 from nanoskyrl.stages.running.trackers import Trackers, check_trackers
 from nanoskyrl.stages.running.trainer_process import TrainerProcess
+from nanoskyrl.stages.running.whole_paths import whole_paths
 
 RESOLVED = "resolved.json"
 TAIL = 1 << 16
@@ -39,14 +42,14 @@ TAIL = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoopConfig:
+class LoopConfig(Checked):
     """How long the loop goes on, and what it does besides."""
 
-    steps: int = 60
+    steps: NonNegativeInt = 60
     """Policies to train, counted from the beginning of the run."""
-    eval_every: int = 0
+    eval_every: NonNegativeInt = 0
     """Evaluate the first policy, every so many, and the last; 0: never."""
-    keep_states: int = 2
+    keep_states: NonNegativeInt = 2
     """Optimizer states kept of the newest steps; older ones are deleted. 0 keeps all."""
     gpus_generate: str | None = None
     """0-3, 0,2 or cpu: where rollouts run. With `gpus_train`, training has a process of its own, and with a lag both
@@ -57,9 +60,8 @@ class LoopConfig:
     trackers: tuple[str, ...] = ()
     """tensorboard, wandb: told the numbers of each step, besides metrics.jsonl."""
 
-    def __post_init__(self) -> None:
-        """Refuse numbers that cannot be meant."""
-        check_numbers("loop", self, "steps", "eval_every", "keep_states", least=0)
+    def check(self) -> None:
+        """Refuse GPUs and trackers that do not exist."""
         placement_of(self.gpus_generate, self.gpus_train)
         check_trackers(self.trackers)
 
@@ -86,26 +88,30 @@ def resolve(session: Session) -> dict[str, dict[str, Any]]:
     check_horizon(configs["train"].loss_reduction or algo.loss_reduction, configs["train"].horizon)
     if algo.needs_critic:
         configs["critic"] = stage_config(settings, "critic")
-    resolved = {name: to_plain(config) for name, config in configs.items()}
+    resolved = {name: _compared(config) for name, config in configs.items()}
     for kind, name in (
         *(("env", name) for name in weights_of(configs["rollout"].env)),
         ("engine", configs["rollout"].engine),
         ("algo", configs["train"].algo),
     ):
-        config = plugin_config(settings, kind, name)
-        # Which servers generate may change from one call to the next; what they sample does not.
-        places = getattr(config, "PLACES", ())
-        resolved[name] = {key: value for key, value in to_plain(config).items() if key not in places}
+        resolved[name] = _compared(plugin_config(settings, kind, name))
     for name in (configs["eval"].env, *configs["eval"].bench):
         if name:
-            resolved[name] = to_plain(plugin_config(settings, "env", name))
+            resolved[name] = _compared(plugin_config(settings, "env", name))
     return resolved
+
+
+def _compared(config: Any) -> dict[str, Any]:
+    """Return the settings that must stay; which servers generate may change from one call to the next."""
+    places = metadata_of(type(config), "place") if config is not None else ()
+    return {key: value for key, value in to_plain(config).items() if key not in places}
 
 
 def loop(
     run: Run,
     settings: Settings,
     *,
+    given: Settings | None = None,
     report: Report = lambda step, numbers: None,
     begins: Begins = lambda step, stage: None,
     force: bool = False,
@@ -115,6 +121,7 @@ def loop(
     Args:
         run: The run's directory; a new one, or one to go on with.
         settings: Tables, merged.
+        given: Those of them that came with the command; what the run does not hold yet of them, it keeps. None: all.
         report: Called after each step, and after each evaluation, with the newest numbers.
         begins: Called when a stage begins here.
         force: Go on with other settings than the run began with. What unsynced steps hold that was made under others
@@ -126,9 +133,17 @@ def loop(
         OutputError: another loop is at work in the run.
         KeyboardInterrupt: at SIGTERM, too, once what was started is stopped; it goes on when it is called again.
     """
+    settings = given_settings(settings)
     config: LoopConfig = stage_config(settings, "loop")
-    settings = placed(settings, config.placement)
-    session = Session(run, settings, keep_up=True)
+    session = Session(run, placed(settings, config.placement), keep_up=True)
+    given = settings if given is None else given
+
+    def keep() -> None:
+        if force:
+            replace_settings(run, settings)
+        else:
+            remember(run, settings, given)
+
     trackers = Trackers(config.trackers, run.root)
 
     def told(step: int, numbers: dict[str, Any]) -> None:
@@ -137,13 +152,15 @@ def loop(
 
     with terminated_as_interrupted(), locked(run.root):
         try:
-            return _steps(session, config, told, begins, force=force)
+            return _steps(session, config, keep, told, begins, force=force)
         finally:
             session.close()
             trackers.close()
 
 
-def _steps(session: Session, config: LoopConfig, report: Report, begins: Begins, *, force: bool) -> int:
+def _steps(
+    session: Session, config: LoopConfig, keep: Callable[[], None], report: Report, begins: Begins, *, force: bool
+) -> int:
     run, place, first = session.run, config.placement, session.run.next_step()
     resolved = resolve(session)
     if config.eval_every:
@@ -153,7 +170,7 @@ def _steps(session: Session, config: LoopConfig, report: Report, begins: Begins,
     else:
         _check_settings(run, resolved)
     write_whole(run.root / RESOLVED, (json.dumps(resolved, indent=2, sort_keys=True) + "\n").encode())
-    begin_run(run, session.settings, replace=force)
+    keep()
     MetricsLog(run.metrics).write("startup", {"timing/startup": _seconds_since_start()})
     if first < config.steps:
         _evaluate(session, first, config, report, force=force)
@@ -213,7 +230,9 @@ def _check_settings(run: Run, resolved: dict[str, Any]) -> None:
         kept = json.loads(path.read_bytes()) if path.is_file() else resolved
         if not isinstance(kept, dict):
             raise ValueError("it holds no table")
-    kept = with_later_keys(kept, resolved)
+    # An older version kept relative paths as they were given.
+    there = {table: keys for table, keys in kept.items() if table in resolved and isinstance(keys, dict)}
+    kept = with_later_keys(kept | whole_paths(there, run.root.absolute(), Path.cwd()), resolved)
     difference = first_difference(_choices(resolved), _choices(kept)) or first_difference(resolved, kept)
     if difference:
         name, now, then = difference

@@ -1,56 +1,165 @@
-"""What `run.toml` holds: the settings that a run began with, and those that it was given since.
+"""What `run.toml` holds: the settings of the run.
 
-Later commands in the run start from them. A command that fails before its stage has begun
-leaves the file as it was.
+`skyrl init` and `skyrl set` write there, and the first command that says something for the run's own
+output. A later flag holds for its command alone, and so does all that is said for output elsewhere. A
+command that fails before its stage has begun leaves the file as it was.
 """
 
 import contextlib
-from collections.abc import Iterator
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
-from nanoskyrl.stages.core.config import Settings, merge, read_file
+from nanoskyrl.stages.core.checked import metadata_of
+from nanoskyrl.stages.core.config import Settings, build, config_class, merge, read_file
+from nanoskyrl.stages.core.errors import InputError, Notice, SettingsError
 from nanoskyrl.stages.core.manifest import is_begun
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.storage import make_directory, write_whole
+from nanoskyrl.stages.running.whole_paths import missing_paths, module_folders, whole_paths
 
-NOT_REMEMBERED = ("rollout.tasks",)
-"""Settings that are meant for one command, as all of the tables eval and loop are."""
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def settings_for(run: Run, *sources: Settings) -> Settings:
-    """Return the settings of a command in a run: those that the run remembers, then those given now."""
+def kept_settings(run: Run) -> Settings:
+    """Return what `run.toml` holds; a relative path there is looked for in the run, then in the current folder."""
     kept = read_file(run.settings_file) if run.settings_file.is_file() else {}
-    return merge(kept, *sources)
+    return whole_paths(kept, run.root.absolute(), Path.cwd())
 
 
-def begin_run(run: Run, settings: Settings, *, replace: bool = False) -> None:
-    """Create the run directory, and keep the settings that made it; with `replace`, these in their place."""
+def given_settings(*sources: Settings) -> Settings:
+    """Return what a command was given, later sources first; a relative path counts from the current folder."""
+    return whole_paths(merge(*sources), Path.cwd())
+
+
+def settings_for(run: Run, given: Settings | None = None, *, told: bool = True) -> Settings:
+    """Return the settings of a command in a run: those of the run, then those given now.
+
+    Args:
+        run: The run.
+        given: As `given_settings` returns them.
+        told: Warn, as a Notice, of what differs from the run's: it holds for this command alone.
+    """
+    kept, given = kept_settings(run), given or {}
+    other = {
+        f"{table}.{key}": (value, kept[table][key])
+        for table, keys in given.items()
+        for key, value in keys.items()
+        if key in kept.get(table, {}) and _plain(kept[table][key]) != _plain(value)
+    }
+    if other and told:
+        here = ", ".join(f"{name} = {now!r} (the run has {then!r})" for name, (now, then) in other.items())
+        warnings.warn(Notice(f"for this command alone: {here}; `skyrl set` changes the run"), stacklevel=2)
+    return merge(kept, given)
+
+
+def names_lost_settings(stage: F) -> F:
+    """Return a stage of a session whose errors name the run's setting of a path that is not there."""
+
+    @functools.wraps(stage)
+    def run(session: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return stage(session, *args, **kwargs)
+        except (InputError, SettingsError) as error:
+            if (remedy := _lost_setting(session.run, str(error))) is None:
+                raise
+            raise type(error)(str(error), hint=remedy) from error
+
+    return cast(F, run)
+
+
+def _lost_setting(run: Run, message: str) -> str | None:
+    """Return what to do where an error names a path of the run's settings that is not there; None: it names none."""
+    for name, path in missing_paths(kept_settings(run), message):
+        table, _, key = name.rpartition(".")
+        written = read_file(run.settings_file)[table][key]
+        looked = "" if path in str(written) else f", looked for in `{run.root}` and `{Path.cwd()}`"
+        return (
+            f"`{name}` in `{run.settings_file}` is {written!r}{looked}; "
+            f"if it was moved, `skyrl set {run.root} {name}=...`"
+        )
+    return None
+
+
+def begin_run(run: Run, settings: Settings) -> None:
+    """Create the run directory, and keep the settings that made it."""
     make_directory(run.root)
-    if replace or not run.settings_file.exists():
-        write_whole(run.settings_file, as_toml(settings).encode())
+    if not run.settings_file.exists():
+        write_whole(run.settings_file.resolve(), as_toml(with_folders(_lasting(settings))).encode())
 
 
 def remember(run: Run, settings: Settings, given: Settings) -> None:
     """Begin a run, and keep the settings given now that it does not hold yet, for its next steps."""
+    begin_run(run, settings)
+    held = read_file(run.settings_file)
+    new: Settings = {
+        table: {key: value for key, value in keys.items() if value is not None and key not in held.get(table, {})}
+        for table, keys in _lasting(given).items()
+    }
+    change_settings(run, {table: keys for table, keys in new.items() if keys})
+
+
+def replace_settings(run: Run, settings: Settings) -> None:
+    """Keep these settings in place of those that a run has, and tell which differ."""
+    begin_run(run, settings)
+    held, new = read_file(run.settings_file), _lasting(settings)
+    gone = {table: {key: None for key in keys if key not in new.get(table, {})} for table, keys in held.items()}
+    gone.get("run", {}).pop("folders", None)
+    changes = {
+        table: {key: value for key, value in keys.items() if _plain(value) != held.get(table, {}).get(key)}
+        for table, keys in merge(gone, new).items()
+    }
+    changes = {table: keys for table, keys in changes.items() if keys}
+    change_settings(run, changes)
+    if changes:
+        names = ", ".join(
+            f"{table}.{key} {_said(value)}" for table, keys in changes.items() for key, value in keys.items()
+        )
+        warnings.warn(Notice(f"`{run.settings_file}` has from now on: {names}"), stacklevel=2)
+
+
+def change_settings(run: Run, changes: Settings) -> None:
+    """Write settings into `run.toml`, whose comments stay; None takes a setting out.
+
+    Raises:
+        InputError: the run has no such file.
+        SettingsError: a table would hold what it cannot; the file stays as it was.
+    """
     import tomlkit
 
-    begin_run(run, settings)
-    if not given:
+    if not changes:
         return
+    if not run.settings_file.is_file():
+        raise InputError(
+            f"there is no run `{run.root}`: it has no `{run.settings_file.name}`",
+            hint=f"Begin it with `skyrl init --run {run.root}`",
+        )
+    held = read_file(run.settings_file)
+    merged = with_folders(merge(held, changes), changes)
+    for table in changes:
+        config = config_class(table)
+        assert config is not None
+        build(config, {key: value for key, value in merged[table].items() if value is not None}, table)
+    if merged.get("run", {}).get("folders") != held.get("run", {}).get("folders"):
+        changes = merge({"run": {"folders": merged["run"]["folders"]}}, changes)
     document = tomlkit.parse(run.settings_file.read_text(encoding="utf-8"))
-    new = [
-        (table, key, value)
-        for table, keys in given.items()
-        for key, value in keys.items()
-        if value is not None
-        and table not in ("eval", "loop")
-        and f"{table}.{key}" not in NOT_REMEMBERED
-        and key not in document.get(table, {})
-    ]
-    for table, key, value in new:
-        document.setdefault(table, tomlkit.table()).add(key, list(value) if isinstance(value, tuple) else value)
-    if new:
-        write_whole(run.settings_file, tomlkit.dumps(document).encode())
+    for table, keys in changes.items():
+        section = document.setdefault(table, tomlkit.table())
+        for key, value in keys.items():
+            if value is None:
+                section.pop(key, None)
+            else:
+                section[key] = _plain(value)
+    write_whole(run.settings_file.resolve(), tomlkit.dumps(document).encode())
+
+
+def with_folders(settings: Settings, named: Settings | None = None) -> Settings:
+    """Return the settings with the folders of modules that they name, or that others do, in `run.folders`."""
+    held = list(settings.get("run", {}).get("folders", ()))
+    new = [folder for folder in module_folders(settings if named is None else named) if folder not in held]
+    return merge(settings, {"run": {"folders": [*held, *new]}}) if new else settings
 
 
 @contextlib.contextmanager
@@ -71,7 +180,7 @@ def remembering(run: Run, settings: Settings, given: Settings, output: Path) -> 
             if before is None:
                 file.unlink(missing_ok=True)
             else:
-                write_whole(file, before)
+                write_whole(file.resolve(), before)
         raise
     if begun:  # perhaps under other settings, which would have been refused
         remember(run, settings, given)
@@ -83,8 +192,26 @@ def as_toml(settings: Settings) -> str:
 
     return tomlkit.dumps(
         {
-            table: {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items() if v is not None}
+            table: {key: _plain(value) for key, value in keys.items() if value is not None}
             for table, keys in settings.items()
             if keys
         }
     )
+
+
+def _lasting(settings: Mapping[str, Mapping[str, Any]]) -> Settings:
+    """Return the settings without those that hold for one command."""
+    found: Settings = {}
+    for table, keys in settings.items():
+        config = config_class(table)
+        once = metadata_of(config, "once") if config is not None else ()
+        found[table] = {key: value for key, value in keys.items() if key not in once}
+    return found
+
+
+def _said(value: Any) -> str:
+    return "at its default" if value is None else f"= {value!r}"
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -27,7 +27,7 @@ from nanoskyrl.stages.engines.base import AsyncEngine, Engine, TokenEngine, make
 from nanoskyrl.stages.engines.task_order import sole_environment
 from nanoskyrl.stages.models.policy import policy_digest, resolve_policy
 from nanoskyrl.stages.running.places import Places, check_place
-from nanoskyrl.stages.running.run_settings import remembering
+from nanoskyrl.stages.running.run_settings import names_lost_settings, remembering
 
 WITHOUT_POLICY = ("scripted", "openai")
 """Built-in engines that hold no policy of ours."""
@@ -79,6 +79,7 @@ class Session:
         """Return the settings of an engine."""
         return plugin_config(self.settings, "engine", name)
 
+    @names_lost_settings
     def rollout(
         self, step: int | None = None, *, policy: Path | None = None, output: Path | None = None, force: bool = False
     ) -> StageResult:
@@ -95,7 +96,7 @@ class Session:
             policy = self.places.sampler_of(step) if output is None else resolve_policy(self.config.policy)
         target = output or self.run.stage(step, "rollout")
         work = partial(rollout, policy, target, config, settings=self.settings, engine=self._engine_for(config.engine))
-        return self._outcome(work, target, step, force, remembers=output is None)
+        return self._outcome(work, target, step, force)
 
     def rollout_config(self, **flags: Any) -> Any:
         """Return the settings of `rollout`, with what is left to the algorithm decided."""
@@ -105,6 +106,7 @@ class Session:
             config = replace(config, dynamic_sampling=algorithm.dynamic_sampling)
         return config
 
+    @names_lost_settings
     def score(
         self, step: int | None = None, *, source: Path | None = None, output: Path | None = None, force: bool = False
     ) -> StageResult:
@@ -128,6 +130,7 @@ class Session:
             return outcome._replace(up_to_date=False)
         return outcome
 
+    @names_lost_settings
     def advantage(
         self,
         step: int | None = None,
@@ -201,6 +204,7 @@ class Session:
         self._passes = passes if self.keep_up else None
         return passes
 
+    @names_lost_settings
     def train(
         self,
         step: int | None = None,
@@ -275,8 +279,9 @@ class Session:
         work = partial(
             sync, source, record, config, target=target, settings=self.settings, engine=self._engine_for(config.engine)
         )
-        return self._outcome(work, record, step, force, remembers=False)._replace(output=target)
+        return self._outcome(work, record, step, force)._replace(output=target)
 
+    @names_lost_settings
     def eval(
         self, name: str | None = None, *, policy: Path | None = None, output: Path | None = None, force: bool = False
     ) -> StageResult:
@@ -305,11 +310,9 @@ class Session:
         settings = settings_of(what, rollout_config.engine, self.settings)
         engine = self._engine_for(rollout_config.engine, settings)
         work = partial(evaluate, policy, target, config, rollout_config, name=what, settings=settings, engine=engine)
-        return self._outcome(work, target, version, force, remembers=False)
+        return self._outcome(work, target, version, force)
 
-    def _outcome(
-        self, work: Callable[..., Manifest], output: Path, step: int | None, force: bool, *, remembers: bool = True
-    ) -> StageResult:
+    def _outcome(self, work: Callable[..., Manifest], output: Path, step: int | None, force: bool) -> StageResult:
         """Let a stage work, and return what it left behind.
 
         Args:
@@ -317,13 +320,13 @@ class Session:
             output: Where it writes.
             step: Of its numbers; None outside a run.
             force: Whether to replace an output.
-            remembers: Whether a run keeps the settings that came with the command.
         """
         was = is_finished(output) and not force
         inside = self.run.root.resolve() in output.resolve().parents
         log = MetricsLog(self.run.metrics if inside else output.parent / METRICS, step) if is_main() else MetricsLog()
-        # Not beside the command that goes on in the run.
-        remembers = remembers and step is not None and is_main() and not self.places.ahead
+        # What is said for output elsewhere says nothing of the run; nor does what trains beside its command.
+        own = step is not None and output.resolve().parent == self.run.step(step).resolve()
+        remembers = own and is_main() and not self.places.ahead
         with remembering(self.run, self.settings, self.given, output) if remembers else contextlib.nullcontext():
             return StageResult(work(force=force, log=log), output, was)
 

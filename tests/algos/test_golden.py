@@ -152,7 +152,7 @@ def algorithm_of(params, convention, tokens):
         return REINFORCE, ReinforceConfig()
     if level == "sequence_geometric_mean":
         form = convention.get("gradient", "gspo_token").removeprefix("gspo_")
-        return GSPO, GspoConfig(**clip, form=form, seq_log_ratio_max=convention.get("seq_log_ratio_max"))
+        return GSPO, GspoConfig(**clip, form=form)
     if level == "sequence_product":
         return RLOO, RlooConfig(**clip, log_ratio_max=convention.get("log_ratio_clamp"))
     assert level == "token", f"what is a ratio of a {level}?"

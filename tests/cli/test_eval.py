@@ -75,8 +75,8 @@ def test_a_dead_endpoint_ends_with_3_and_a_count(tmp_path):
 @pytest.mark.parametrize(
     ("name", "setting", "code", "says"),
     [
-        ("mmlu", "data", 2, "no file at `none.txt.jsonl`"), ("mmlu", "prompt", 2, "there is no prompt `none.txt`"),
-        ("hle", "judge_prompt", 1, "`none.txt`: No such file"),
+        ("mmlu", "data", 2, "/none.txt.jsonl`"), ("mmlu", "prompt", 2, "/none.txt`"),
+        ("hle", "judge_prompt", 1, "/none.txt`: No such file"),
     ],
 )  # fmt: skip
 def test_a_later_benchmark_that_cannot_begin_is_named_before_the_first_begins(name, setting, code, says, tmp_path):

@@ -4,27 +4,9 @@ import sys
 
 import pytest
 
-from nanoskyrl_cli.main import app, run
+from nanoskyrl_cli.main import COMMANDS, loaded, run
 
-COMMANDS = [
-    "rollout",
-    "score",
-    "advantage",
-    "train",
-    "sync",
-    "eval",
-    "loop",
-    "serve",
-    "show",
-    "verify",
-    "export",
-    "grade",
-    "compare",
-    "init",
-    "list",
-    "plan",
-    "doctor",
-]
+NAMES = [name for name, *_ in COMMANDS]
 
 
 def loaded_by(arguments):
@@ -46,11 +28,19 @@ def test_commands_that_need_no_model_do_not_load_torch(command, tmp_path):
     assert not {"torch", "transformers"} & set(loaded_by([command, "--run", str(tmp_path)]))
 
 
-def test_every_command_is_listed():
-    assert sorted(command.name for command in app.registered_commands) == sorted(COMMANDS)
+def test_help_lists_each_command_by_its_first_line_and_imports_none(capsys):
+    program = (
+        "import sys; from nanoskyrl_cli.main import run; run(['--help']); "
+        "print(sorted(m for m in sys.modules if m.startswith('nanoskyrl_cli.')))"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert all(name in shown for name in NAMES)
+    assert ast.literal_eval(shown.splitlines()[-1]) == ["nanoskyrl_cli.main", "nanoskyrl_cli.options"]
+    for name, _, _, summary in COMMANDS:
+        assert " ".join(loaded(name).help.partition("\n\n")[0].split()) == summary
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", NAMES)
 def test_every_command_has_help_with_an_example(command, capsys):
     assert run([command, "--help"]) == 0
     assert f"skyrl {command}" in capsys.readouterr().out.split("Example:")[1]

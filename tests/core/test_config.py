@@ -3,12 +3,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from nanoskyrl.stages.core.checked import field_docs
 from nanoskyrl.stages.core.config import (
-    OF_THE_RUN,
     build,
     check_keys,
     config_class,
-    field_docs,
     merge,
     parse_set,
     plugin_config,
@@ -238,8 +237,7 @@ def test_every_built_in_table_has_settings():
         config = config_class(table)
         assert dataclasses.is_dataclass(config), table
         assert build(config, {}, table) == config()
-        names = [found.name for found in dataclasses.fields(config)]
-        check_keys(table, [name for name in names if f"{table}.{name}" not in OF_THE_RUN])
+        check_keys(table, [found.name for found in dataclasses.fields(config) if "of_run" not in found.metadata])
 
 
 @pytest.mark.parametrize(
@@ -461,7 +459,4 @@ def test_a_setting_that_is_not_a_number_is_refused():
 def test_every_built_in_setting_says_what_it_is_for():
     for table in tables():
         config = config_class(table)
-        docs = {}
-        for base in filter(dataclasses.is_dataclass, config.__mro__):
-            docs |= field_docs(base)
-        assert {found.name for found in dataclasses.fields(config)} == set(docs), table
+        assert {found.name for found in dataclasses.fields(config)} == set(field_docs(config)), table

@@ -311,8 +311,8 @@ def test_the_task_can_be_read_back_from_every_template():
 @pytest.mark.parametrize(
     ("key", "values", "hint"),
     [
-        ("level", {"level": 0}, "level"),
-        ("level", {"level": 5}, "level"),
+        ("level", {"level": 0}, "two steps to go"),
+        ("level", {"level": 5}, "whole rooms"),
         ("task_types", {"task_types": ("pick_two_obj_and_place",)}, "level` to 3"),
         ("task_types", {"level": 3, "task_types": ("juggle",)}, "Choose from"),
         ("max_steps", {"max_steps": 0}, "Give"),

@@ -9,6 +9,9 @@ with two commands to choose from, is for very small policies.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Annotated
+
+from msgspec import Meta
 
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.commands import ACTION, ACTION_END, command_of, record
@@ -16,8 +19,9 @@ from nanoskyrl.envs.worlds.alfworld.expert import solve
 from nanoskyrl.envs.worlds.alfworld.rooms import MAX_LEVEL, TASK_TYPES, make_world, types_of
 from nanoskyrl.envs.worlds.alfworld.world import NOTHING, World, parse
 from nanoskyrl.envs.worlds.text_math.problems import is_test
+from nanoskyrl.stages.core.checked import Checked, PositiveInt
 from nanoskyrl.stages.core.digests import derive_seed
-from nanoskyrl.stages.core.errors import SettingsError, check_numbers
+from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 HOW = f"Give one command at a time in {ACTION}{ACTION_END} tags."
@@ -29,25 +33,24 @@ DRAWS_PER_TASK = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlfworldLiteConfig:
+class AlfworldLiteConfig(Checked):
     """Which tasks are posed, and what the player is shown."""
 
-    level: int = 1
-    """1 to 4: two steps to go with two receptacles; three receptacles; small rooms and all task types; whole rooms."""
+    level: Annotated[int, Meta(ge=1, le=MAX_LEVEL)] = 1
+    """1: two steps to go with two receptacles; three receptacles; small rooms and all task types; whole rooms."""
     task_types: tuple[str, ...] = ()
     """ALFWorld's names; none: all that the level poses, which below level 3 is pick_and_place_simple."""
     admissible: bool = True
     """Show after each observation, with numbers, the commands that would change something; a number then acts too."""
-    max_steps: int = 50
+    max_steps: PositiveInt = 50
     """Commands after which the game is over, whatever they were; `rollout.max_turns` may end it earlier."""
-    n_train: int = 2048
+    n_train: PositiveInt = 2048
     """Generated training tasks, at most."""
-    n_test: int = 512
+    n_test: PositiveInt = 512
     """Generated held-out tasks, at most."""
 
-    def __post_init__(self) -> None:
-        """Refuse levels, task types and counts that do not exist."""
-        check_numbers("alfworld_lite", self, "level", least=1, most=MAX_LEVEL, hint="Choose a level that exists")
+    def check(self) -> None:
+        """Refuse task types that the level does not pose."""
         for kind in self.task_types:
             if kind not in types_of(self.level):
                 raise SettingsError(
@@ -55,7 +58,6 @@ class AlfworldLiteConfig:
                     hint=f"Choose from {', '.join(types_of(self.level))}"
                     + (", or set `alfworld_lite.level` to 3 or 4" if kind in TASK_TYPES else ""),
                 )
-        check_numbers("alfworld_lite", self, "max_steps", "n_train", "n_test", least=1)
 
 
 @cache  # a loop asks again at every step

@@ -7,6 +7,9 @@ set. Level 1 of addition, two numbers from 0 to 99, is the starter policy's own.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Annotated
+
+from msgspec import Meta
 
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.datasets import data_of, read_tasks
@@ -16,41 +19,35 @@ from nanoskyrl.envs.graders.reading import REASONING, Marks
 from nanoskyrl.envs.tools import replies_to
 from nanoskyrl.envs.worlds.text_math import reasoning
 from nanoskyrl.envs.worlds.text_math.problems import MAX_LEVEL, generate
-from nanoskyrl.stages.core.errors import check_numbers
+from nanoskyrl.stages.core.checked import FILE, Checked, PositiveInt, Share
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 INSTRUCTION = "Give the final answer in <answer></answer> tags."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextMathConfig:
+class TextMathConfig(Checked):
     """Which questions are asked, and what a tidy answer is worth."""
 
     family: str = "addition"
     """arithmetic, multi_step, logic, a generator of theirs (addition, ordering, ...), or `reasoning_gym:TASK`."""
-    level: int = 1
-    """1 to 5; higher is harder."""
-    n_train: int = 8192
+    level: Annotated[int, Meta(ge=1, le=MAX_LEVEL)] = 1
+    """Higher is harder."""
+    n_train: PositiveInt = 8192
     """Generated training tasks."""
-    n_test: int = 1024
+    n_test: PositiveInt = 1024
     """Generated held-out tasks; no question of test is in train."""
-    format_weight: float = 0.1
+    format_weight: Share = 0.1
     """Part of the reward given for an answer in tags; the rest is for the right one."""
-    data: str | None = None
+    data: str | None = field(default=None, metadata=FILE)
     """A file or folder of prompts and ground truths, in place of generated tasks; what `datasets` reads is read."""
-    test_data: str | None = None
+    test_data: str | None = field(default=None, metadata=FILE)
     """Such a file for split test; None: `data` serves both splits, and nothing is held out."""
 
     columns: dict[str, str] = field(default_factory=dict)
     """Columns of the data set by what they hold (prompt, answer, id or kind): { prompt = "frage" }."""
     reasoning_marks: tuple[tuple[str, str], ...] = REASONING
     """Pairs of texts between which a policy thinks; nothing there is an answer."""
-
-    def __post_init__(self) -> None:
-        """Refuse levels that do not exist and weights that are no share."""
-        check_numbers("text_math", self, "level", least=1, most=MAX_LEVEL, hint="Choose a level that exists")
-        check_numbers("text_math", self, "n_train", "n_test", least=1)
-        check_numbers("text_math", self, "format_weight", least=0, most=1, hint="Give a share of the reward")
 
 
 @cache  # a loop asks again at every step

@@ -7,7 +7,9 @@ tool says as a `tool` message, and ends with its answer in `<answer>` tags.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END, tool_calls
 from nanoskyrl.envs.base import Observation, Score, Step, Task
@@ -15,16 +17,17 @@ from nanoskyrl.envs.datasets import data_of, read_tasks
 from nanoskyrl.envs.graders.golds import golds_of
 from nanoskyrl.envs.graders.kinds import ANSWERED, NO_ANSWER, answer_verdict, unanswered
 from nanoskyrl.envs.graders.reading import REASONING
-from nanoskyrl.envs.sandbox.base import BACKENDS, choose
+from nanoskyrl.envs.sandbox.base import Sandbox, choose
 from nanoskyrl.envs.tools import Tool, carry_out_all, offer, replies_to
 from nanoskyrl.envs.worlds.text_math.environment import INSTRUCTION
 from nanoskyrl.envs.worlds.text_math.problems import MAX_LEVEL
 from nanoskyrl.envs.worlds.tool_use.mcp_tools import Sessions
 from nanoskyrl.envs.worlds.tool_use.python_exec import make_python_exec
 from nanoskyrl.envs.worlds.tool_use.search import Corpus, passages, read_corpus, shipped
-from nanoskyrl.envs.worlds.tool_use.tasks import KINDS, NEEDS, ToolTask, generated, written
+from nanoskyrl.envs.worlds.tool_use.tasks import NEEDS, ToolTask, ToolTaskKind, generated, written
 from nanoskyrl.envs.worlds.tool_use.world import pages
-from nanoskyrl.stages.core.errors import SettingsError, check_numbers, check_words
+from nanoskyrl.stages.core.checked import COMMAND, FILE, Checked, PositiveFloat, PositiveInt, Share
+from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 NOTES, NOTE_LENGTH = 16, 300
@@ -37,49 +40,42 @@ WORLD_KINDS = ("multi_hop", "mixed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolUseConfig:
+class ToolUseConfig(Checked):
     """Which tools are offered, and which tasks are posed."""
 
     tools: tuple[str, ...] = ()
     """calculator, search, wiki, python_exec, `module:function`; if empty, the first two and what the kinds need."""
-    kinds: tuple[str, ...] = ("calculator",)
-    """Tasks posed, taking turns: calculator (products), search (a fact), arithmetic, multi_hop, data, mixed."""
-    level: int = 1
-    """1 to 5; higher is harder. search tasks have one level."""
-    n_train: int = 8192
+    kinds: Annotated[tuple[ToolTaskKind, ...], Meta(min_length=1)] = ("calculator",)
+    """Tasks posed, taking turns; calculator asks for products, search for a fact."""
+    level: Annotated[int, Meta(ge=1, le=MAX_LEVEL)] = 1
+    """Higher is harder; search tasks have one level."""
+    n_train: PositiveInt = 8192
     """Generated training tasks, at most."""
-    n_test: int = 1024
+    n_test: PositiveInt = 1024
     """Generated held-out tasks, at most."""
-    call_weight: float = 0.1
+    call_weight: Share = 0.1
     """Part of the reward given for calls that are all valid, with at least one; the rest is for the right answer."""
-    data: str | None = None
+    data: str | None = field(default=None, metadata=FILE)
     """A .jsonl or .parquet file of prompts and ground truths, in place of generated tasks."""
-    test_data: str | None = None
+    test_data: str | None = field(default=None, metadata=FILE)
     """Such a file for split test; None: `data` serves both splits, and nothing is held out."""
-    corpus: str | None = None
+    corpus: str | None = field(default=None, metadata=FILE)
     """A .jsonl or .parquet file of title and text, in place of the encyclopedia that ships."""
-    sandbox: str = "auto"
-    """Where python_exec runs: monty, sandlock, bwrap, or auto, the first that works here."""
+    sandbox: Sandbox = "auto"
+    """Where python_exec runs; auto: the first that works here."""
     python_session: bool = False
     """Whether a program of python_exec goes on from the names of the one before; only monty can."""
-    mcp: tuple[str, ...] = ()
+    mcp: tuple[str, ...] = field(default=(), metadata=COMMAND)
     """MCP servers whose tools are offered, too: commands such as "python server.py", or http addresses."""
-    mcp_timeout_seconds: float = 60.0
+    mcp_timeout_seconds: PositiveFloat = 60.0
     """For a server's answer to one call; then the attempt fails."""
     columns: dict[str, str] = field(default_factory=dict)
     """Columns of the data set by what they hold (prompt, answer, id or kind): { prompt = "frage" }."""
     reasoning_marks: tuple[tuple[str, str], ...] = REASONING
     """Pairs of texts between which a policy thinks; nothing there is an answer."""
 
-    def __post_init__(self) -> None:
-        """Refuse kinds of tasks and levels that do not exist."""
-        check_numbers("tool_use", self, "n_train", "n_test", least=1)
-        check_numbers("tool_use", self, "mcp_timeout_seconds", above=0)
-        check_numbers("tool_use", self, "level", least=1, most=MAX_LEVEL, hint="Choose a level that exists")
-        check_numbers("tool_use", self, "call_weight", least=0, most=1, hint="Give a share of the reward")
-        check_words("tool_use", self, sandbox=("auto", *BACKENDS), kinds=KINDS)
-        if not self.kinds:
-            raise SettingsError("`tool_use.kinds` is empty", hint=f"Choose from {', '.join(KINDS)}")
+    def check(self) -> None:
+        """Refuse pages without the tasks' answers, and sessions in a sandbox that has none."""
         looked_up = [kind for kind in self.kinds if kind in ("search", *WORLD_KINDS)]
         if self.corpus is not None and self.data is None and looked_up:
             raise SettingsError(

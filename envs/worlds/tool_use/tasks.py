@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal, get_args
 
 from nanoskyrl.envs.worlds.text_math.problems import OPERATORS, is_test
 from nanoskyrl.envs.worlds.tool_use.search import passages
@@ -119,7 +119,8 @@ GENERATORS: dict[str, Callable[[random.Random, int], ToolTask]] = {
     "data": data,
     "mixed": mixed,
 }
-KINDS = ("calculator", "search", *GENERATORS)
+ToolTaskKind = Literal["calculator", "search", "arithmetic", "multi_hop", "data", "mixed"]
+KINDS = get_args(ToolTaskKind)
 NEEDS: dict[str, tuple[str, ...]] = {
     "calculator": ("calculator",),
     "search": ("search",),

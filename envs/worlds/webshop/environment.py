@@ -9,8 +9,11 @@ import itertools
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
+from typing import Annotated
+
+from msgspec import Meta
 
 from nanoskyrl.envs.base import Observation, Score, Step, Task
 from nanoskyrl.envs.commands import ACTION, ACTION_END, command_of, record
@@ -18,8 +21,8 @@ from nanoskyrl.envs.worlds.text_math.problems import is_test
 from nanoskyrl.envs.worlds.webshop.catalogue import Product, generated_products, read_products
 from nanoskyrl.envs.worlds.webshop.reward import ShoppingGoal, reward
 from nanoskyrl.envs.worlds.webshop.shop import BUY, PRODUCT_WINDOW, Shop, Visit
+from nanoskyrl.stages.core.checked import FILE, Checked, PositiveInt
 from nanoskyrl.stages.core.digests import derive_seed
-from nanoskyrl.stages.core.errors import check_numbers
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 HOW = (
@@ -35,26 +38,21 @@ LEAST_PRODUCTS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WebshopLiteConfig:
+class WebshopLiteConfig(Checked):
     """What is on sale, and what the shopper is shown."""
 
-    n_products: int = 1000
+    n_products: Annotated[int, Meta(ge=LEAST_PRODUCTS)] = 1000
     """Products in the generated catalogue."""
     catalogue_seed: int = 0
     """Another seed gives other products and goals."""
-    data: str | None = None
+    data: str | None = field(default=None, metadata=FILE)
     """A file of WebShop's items, in place of the generated catalogue."""
     admissible: bool = False
     """Show after each page what can be done on it; WebShop's text mode does not."""
-    n_train: int = 2048
+    n_train: PositiveInt = 2048
     """Training tasks, at most."""
-    n_test: int = 500
+    n_test: PositiveInt = 500
     """Held-out tasks, at most."""
-
-    def __post_init__(self) -> None:
-        """Refuse a catalogue in which there is nothing to look for."""
-        check_numbers("webshop_lite", self, "n_products", least=LEAST_PRODUCTS)
-        check_numbers("webshop_lite", self, "n_train", "n_test", least=1)
 
 
 @cache  # a loop makes its environments again at every step

@@ -1,97 +1,90 @@
 """Settings of the engine `vllm` and of `skyrl serve`."""
 
-import math
-import re
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from nanoskyrl.stages.core.errors import SettingsError, check_numbers, check_words
+from msgspec import Meta
+
+from nanoskyrl.stages.core.checked import (
+    COMMAND,
+    PATH_OR_NAME,
+    PLACE,
+    Checked,
+    FinitePositive,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.gpus import gpus_of
+
+ServerUrl = Annotated[
+    str, Meta(pattern=r"^https?://[^/\s]+/?$", description="addresses such as http://127.0.0.1:8000, without a path")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmConfig:
+class VllmConfig(Checked):
     """Which servers generate, and how those that we start are set up."""
 
-    PLACES: ClassVar[tuple[str, ...]] = (
-        "urls", "gpus", "servers_per_gpu", "python", "alive", "gpu_memory", "kv_cache_gib", "start_seconds",
-        "request_seconds", "tries",
-        "self_test", "self_test_tolerance", "endpoint", "checksum",
-    )  # fmt: skip
-    """Settings that say where and how to run, and change no row."""
-
-    urls: tuple[str, ...] = ()
+    urls: tuple[ServerUrl, ...] = field(default=(), metadata=PLACE)
     """Servers that run already, such as http://127.0.0.1:8000; the key is $VLLM_API_KEY. None: those of
     `skyrl serve` in this run, else our own, started and stopped by the command."""
-    gpus: str = "auto"
+    gpus: str = field(default="auto", metadata=PLACE)
     """0-3, 0,2 or cpu. auto: all there are, else the CPU."""
-    servers_per_gpu: int | None = None
+    servers_per_gpu: PositiveInt | None = field(default=None, metadata=PLACE)
     """Servers that share each GPU: while one's host code runs, another's kernels do. None: 4, 2 or 1, as many as leave
     half of their share of the memory to keys and values."""
-    tensor_parallel: int = 1
+    tensor_parallel: PositiveInt = 1
     """GPUs of one server."""
-    python: str | None = None
+    python: str | None = field(default=None, metadata=PLACE | PATH_OR_NAME)
     """A Python that has vLLM; None: $NANOSKYRL_VLLM_PYTHON, else this one."""
-    dtype: str = "auto"
-    """float32, bfloat16, or auto: bfloat16 on GPUs, float32 on a CPU."""
-    max_num_seqs: int = 256
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 on GPUs, float32 on a CPU."""
+    max_num_seqs: PositiveInt = 256
     """Sequences that a server decodes at once."""
-    alive: int | None = None
+    alive: PositiveInt | None = field(default=None, metadata=PLACE)
     """Attempts a server has alive at once, generating or in their environment; None: twice max_num_seqs."""
-    max_model_len: int | None = None
+    max_model_len: PositiveInt | None = None
     """Longest sequence; None: the model's context."""
-    gpu_memory: float = 0.9
+    gpu_memory: Annotated[float, Meta(gt=0, le=1)] = field(default=0.9, metadata=PLACE)
     """Share of a GPU's memory that a server takes."""
-    kv_cache_gib: float | None = None
+    kv_cache_gib: PositiveFloat | None = field(default=None, metadata=PLACE)
     """Memory for keys and values of each server; None: 1 on a CPU, on a GPU what `gpu_memory` leaves."""
-    lora_rank: int = 0
+    lora_rank: NonNegativeInt = 0
     """Largest rank of adapters that are loaded as they are; 0: they are merged, and the weights reloaded, which is
     the faster way on a CPU."""
-    checksum: bool = True
+    checksum: bool = field(default=True, metadata=PLACE)
     """Ask that the weights in the servers sum to what the files do; false for servers that rewrite them."""
     seeded: bool = True
     """Send every request its seed. Without, tokens are drawn from the server's own stream and cannot be had again."""
-    endpoint: str = "auto"
+    endpoint: Literal["auto", "completions", "tokens"] = field(default="auto", metadata=PLACE)
     """completions, vLLM's path, or tokens, ours, which writes no text; auto: tokens on servers that we started."""
     eager: bool | None = None
     """No CUDA graphs and no compilation; None: only on a CPU."""
     compile: bool | None = None
     """Compile the model before it serves, which takes a minute and gives a fifth more tokens per second; CUDA graphs
     are there either way. None: models of more than 1 GiB of weights. `args` that speak of it count."""
-    args: tuple[str, ...] = ()
+    args: tuple[str, ...] = field(default=(), metadata=COMMAND)
     """Further arguments of the server."""
-    start_seconds: float = 900.0
+    start_seconds: FinitePositive = field(default=900.0, metadata=PLACE)
     """How long a server may take until it answers."""
-    request_seconds: float = 900.0
+    request_seconds: FinitePositive = field(default=900.0, metadata=PLACE)
     """How long one turn may take before it is asked for again."""
-    trajectory_seconds: float | None = None
+    trajectory_seconds: PositiveFloat | None = None
     """How long one attempt may take before it fails; None: for ever."""
-    tries: int = 5
+    tries: PositiveInt = field(default=5, metadata=PLACE)
     """How often a request is made before the rollout gives up; each goes to a server that answers."""
-    self_test: int = 4
+    self_test: NonNegativeInt = field(default=4, metadata=PLACE)
     """Sequences whose log-probs are compared with transformers' where no sums of weights can be taken: of servers that
     we did not start, or that spread a model over GPUs; 0: none."""
-    self_test_tolerance: float | None = None
+    self_test_tolerance: PositiveFloat | None = field(default=None, metadata=PLACE)
     """Largest mean gap in nats of that test; None: 1e-3 in float32, 0.05 in bfloat16."""
 
-    def __post_init__(self) -> None:
-        """Refuse numbers and names that cannot be meant."""
-        check_numbers("vllm", self, "tensor_parallel", "max_num_seqs", "tries", least=1)
-        check_numbers(
-            "vllm", self, "servers_per_gpu", "alive", "max_model_len", "trajectory_seconds", "kv_cache_gib", above=0,
-            hint="Leave it out for the default",
-        )  # fmt: skip
-        check_numbers("vllm", self, "start_seconds", "request_seconds", above=0, below=math.inf)
-        check_numbers("vllm", self, "lora_rank", "self_test", least=0, hint="0 is off")
-        check_numbers("vllm", self, "gpu_memory", above=0, most=1, hint="It is a share")
-        check_words("vllm", self, dtype=("auto", "float32", "bfloat16"), endpoint=("auto", "completions", "tokens"))
+    def check(self) -> None:
+        """Refuse GPUs that have no such names."""
         if self.gpus != "auto":
             gpus_of("vllm.gpus", self.gpus)
-        for url in self.urls:
-            if not re.fullmatch(r"https?://[^/\s]+/?", url):
-                raise SettingsError(
-                    f"`vllm.urls` holds {url!r}", hint="Write, for instance, http://127.0.0.1:8000, without a path"
-                )
 
 
 def groups_of_gpus(config: VllmConfig, found: int) -> list[tuple[int, ...]]:
