@@ -192,7 +192,7 @@ def rollout(
         if out.manifest is not None:
             return out.manifest
         tasks, rounds, index, spread = plan.tasks, 0, 0, 0
-        scorer = _scorer(plan.environment, settings) if config.dynamic_sampling else None
+        scorer, threads = _scorer(plan.environment, settings) if config.dynamic_sampling else (None, 1)
         while True:
             parts = in_parts(tasks, config.rows_per_part, config.n_samples_per_prompt, index)
             missing = {i: part for i, part in parts.items() if not out.has_part(i)}
@@ -205,7 +205,7 @@ def rollout(
             if scorer is not None:
                 with watch("score"):
                     for i in parts:
-                        spread += groups_with_signal(output, i, scorer, stage_config(settings, "judge").concurrency)
+                        spread += groups_with_signal(output, i, scorer, threads)
             index += len(parts)
             rounds += 1
             if scorer is None or spread >= len(plan.tasks) or rounds >= config.max_sample_batches:
@@ -221,12 +221,12 @@ def rollout(
     return manifest
 
 
-def _scorer(environment: Environment, settings: dict[str, dict[str, Any]]) -> "Scorer":
-    """Return what `score` will judge by."""
-    from nanoskyrl.stages.score import scorer_of
+def _scorer(environment: Environment, settings: dict[str, dict[str, Any]]) -> tuple["Scorer", int]:
+    """Return what `score` will judge by, and how much of it at once."""
+    from nanoskyrl.stages.score import scorer_of, verdicts_at_once
 
-    config = stage_config(settings, "score")
-    return scorer_of(config, environment, stage_config(settings, "judge"))
+    config, judge = stage_config(settings, "score"), stage_config(settings, "judge")
+    return scorer_of(config, environment, judge), verdicts_at_once(config, judge, environment)
 
 
 def run_parts(
@@ -276,4 +276,5 @@ def run_parts(
         trajectory_mode=config.trajectory_mode,
         tool_format=config.tool_format,
         template_arguments=config.chat_template_kwargs,
+        concurrency=config.concurrency,
     )  # fmt: skip

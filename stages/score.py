@@ -34,7 +34,7 @@ from nanoskyrl.envs.graders.verdicts import (
     judge,
     weighted,
 )
-from nanoskyrl.stages.core.checked import Checked, PositiveFloat
+from nanoskyrl.stages.core.checked import PLACE, Checked, PositiveFloat, PositiveInt
 from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import plugin_config, row_settings, stage_config
 from nanoskyrl.stages.core.errors import InputError
@@ -77,6 +77,9 @@ class ScoreConfig(Checked):
     """Weight of each reward: `env`, the environment's own; `judge`, a model's; `module:function`, a user's."""
     timeout_seconds: PositiveFloat = 60.0
     """What a user's reward may take for one trajectory; then its process is killed, and the row has no reward."""
+    concurrency: PositiveInt = field(default=32, metadata=PLACE)
+    """Verdicts that are worked on at once, where they wait: the environment's in threads, a user's function in
+    processes of its own. 1 for functions that remember, or that need much memory."""
     conversational: bool = False
     """Give reward functions of TRL's signature messages, as TRL does for conversational data sets; False: text."""
 
@@ -112,7 +115,7 @@ def score(
     environment = make_environment(env, settings or {})
     judge_config: JudgeConfig = stage_config(settings or {}, "judge")
     scorer = scorer_of(config, environment, judge_config)
-    threads = judge_config.concurrency if JUDGE_REWARD in config.rewards else 1
+    threads = verdicts_at_once(config, judge_config, environment)
     head = Head(
         stage="score",
         settings={
@@ -209,7 +212,7 @@ def groups_with_signal(rollout: Path, index: int, scorer: Scorer, threads: int) 
     rows = list(from_table(read_part(rollout / part_name(index))))
     kept = _kept_verdicts(rollout, index)
     waits = isinstance(scorer, Weighted) and scorer.waits
-    verdicts = judge(rows, scorer, threads if waits else 1, kept)
+    verdicts = judge(rows, scorer, threads, kept)
     if waits and verdicts.keys() - kept.keys():
         lines = [
             {"trajectory_id": name, "status": status, **asdict(verdict)} for name, (verdict, status) in verdicts.items()
@@ -264,6 +267,13 @@ def described_rewards(config: ScoreConfig, judge_config: JudgeConfig) -> dict[st
     if JUDGE_REWARD in config.rewards:
         described["judge"] = row_settings(judge_config)
     return described
+
+
+def verdicts_at_once(config: ScoreConfig, judge_config: JudgeConfig, environment: Environment) -> int:
+    """Return how many verdicts are worked on at once."""
+    if JUDGE_REWARD in config.rewards:
+        return judge_config.concurrency
+    return 1 if getattr(environment, "serial", False) else config.concurrency
 
 
 def scorer_of(config: ScoreConfig, environment: Environment, judge_config: JudgeConfig) -> Scorer:

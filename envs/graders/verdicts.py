@@ -4,7 +4,6 @@ A reward that raises, or is no number, leaves its trajectory without a verdict, 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from nanoskyrl.envs.base import Environment, Score
 from nanoskyrl.envs.graders.judge import Judge, JudgeConfig
 from nanoskyrl.envs.graders.own_rewards import OwnReward, RewardError, place_of
+from nanoskyrl.stages.core.at_once import AtOnce
 from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.core.rows import BrokenRow
 from nanoskyrl.stages.core.trajectory import Trajectory
@@ -35,11 +35,11 @@ class Weighted:
         self._functions, self._weights = functions, weights
         self.waits = JUDGE_REWARD in functions
 
-    def begin(self, trajectories: Sequence[Trajectory]) -> None:
-        """Let those judge whole groups that want to."""
+    def begin(self, trajectories: Sequence[Trajectory], most: int) -> None:
+        """Let reward functions of the user's judge all of them, in at most so many processes."""
         for function in self._functions.values():
             if isinstance(function, OwnReward):
-                function.begin(trajectories)
+                function.begin(trajectories, most)
 
     def __call__(self, trajectory: Trajectory) -> Score:
         """Return the score of a trajectory; raises what a function raises."""
@@ -87,18 +87,15 @@ def weighted(
 def judge(rows: Iterable[Trajectory], scorer: Scorer, threads: int = 1, kept: Verdicts | None = None) -> Verdicts:
     """Return verdict and score_status by trajectory; a trajectory of several rows is judged once, whole.
 
-    A scorer that waits for somebody else may be asked from several threads; the order is that of the rows.
+    A scorer that waits for something is asked from several threads; the order is that of the rows.
     """
     kept = kept or {}
     whole = {name: _whole(steps) for name, steps in grouped((row.trajectory_id, row) for row in rows).items()}
     left = {name: trajectory for name, trajectory in whole.items() if name not in kept}
     if isinstance(scorer, Weighted):
-        scorer.begin([trajectory for trajectory in left.values() if trajectory.status != "failed"])
-    if threads == 1:
-        found = {name: _judge_one(trajectory, scorer) for name, trajectory in left.items()}
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            found = dict(zip(left, pool.map(partial(_judge_one, scorer=scorer), left.values()), strict=True))
+        scorer.begin([trajectory for trajectory in left.values() if trajectory.status != "failed"], threads)
+    at_once = AtOnce(threads, waits=isinstance(scorer, Weighted) and scorer.waits)
+    found = dict(zip(left, at_once.map(partial(_judge_one, scorer=scorer), left.values()), strict=True))
     return {name: kept[name] if name in kept else found[name] for name in whole}
 
 
