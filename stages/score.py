@@ -71,9 +71,7 @@ Rewards = Annotated[
 class ScoreConfig(Checked):
     """Which rewards are given, and how they are weighed."""
 
-    rewards: Annotated[
-        dict[str, RewardWeight], Meta(min_length=1, description="one reward or several, each with a finite weight")
-    ] = field(default_factory=lambda: {ENV_REWARD: 1.0})
+    rewards: Rewards = field(default_factory=lambda: {ENV_REWARD: 1.0})
     """Weight of each reward: `env`, the environment's own; `judge`, a model's; `module:function`, a user's."""
     timeout_seconds: PositiveFloat = 60.0
     """What a user's reward may take for one trajectory; then its process is killed, and the row has no reward."""

@@ -35,7 +35,7 @@ NonNegativeFloat = Annotated[float, Meta(ge=0)]
 Coefficient = Annotated[float, Meta(ge=0, le=1000)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 PositiveShare = Annotated[float, Meta(gt=0, le=1)]
-NonEmptyText = Annotated[str, Meta(min_length=1)]
+NonEmptyText = Annotated[str, Meta(min_length=1, description="at least 1 character, not an empty text")]
 Device = Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$", description="auto, cpu, cuda or cuda:N")]
 
 PLACE = {"place": True}
@@ -101,12 +101,9 @@ def checked(config: type, key: str, value: Any, table: str) -> Any:
         SettingsError: names the key, the type or range that it must have, and what was found.
     """
     of = hints_of(config)[key]
-    wanted = range_text(of)
+    is_nan = any(isinstance(item, float) and math.isnan(item) for item in _items(value))
     try:
-        if any(isinstance(item, float) and math.isnan(item) for item in _items(value)):
-            if not wanted:
-                raise SettingsError(f"`{table}.{key}` is not a number", hint="Give one")
-        else:
+        if not is_nan:
             return msgspec.convert(value, of)
     except msgspec.ValidationError:
         try:
@@ -115,6 +112,9 @@ def checked(config: type, key: str, value: Any, table: str) -> Any:
             raise SettingsError(
                 f"`{table}.{key}` must be {type_text(of)}, not {value!r}", hint=str(error).split(" - ")[0]
             ) from error
+    wanted = range_text(of)
+    if is_nan and not wanted:
+        raise SettingsError(f"`{table}.{key}` is not a number", hint="Give one")
     close = did_you_mean(value, words_of(of)) if isinstance(value, str) else None
     raise SettingsError(f"`{table}.{key}` must be {wanted}, not {value!r}", hint=close or _remedy(config, key))
 

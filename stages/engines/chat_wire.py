@@ -14,8 +14,6 @@ from nanoskyrl.envs.base import Message
 from nanoskyrl.envs.messages import with_text_arguments
 from nanoskyrl.envs.tool_formats.own import calls_in_words, result_in_words, with_tools_told
 
-TOOL_MODES = ("native", "text")
-
 
 def to_wire(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], mode: str) -> list[dict[str, Any]]:
     """Return the messages to send."""

@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from nanoskyrl.algos.base import Algorithm
@@ -30,11 +29,10 @@ from nanoskyrl.stages.models.policy import model_name
 from nanoskyrl.stages.running.outdated_outputs import check_settings, outdated
 from nanoskyrl.stages.running.overlap import overlapped
 from nanoskyrl.stages.running.placement import Placement, placement_of
-from nanoskyrl.stages.running.run_settings import given_settings, remember, replace_settings
+from nanoskyrl.stages.running.run_settings import given_settings, remember, replace_settings, whole_in
 from nanoskyrl.stages.running.session import Session
 from nanoskyrl.stages.running.trackers import Trackers, check_trackers
 from nanoskyrl.stages.running.trainer_process import TrainerProcess
-from nanoskyrl.stages.running.whole_paths import whole_paths
 
 RESOLVED = "resolved.json"
 TAIL = 1 << 16
@@ -232,7 +230,7 @@ def _check_settings(run: Run, resolved: dict[str, Any]) -> None:
             raise ValueError("it holds no table")
     # An older version kept relative paths as they were given.
     there = {table: keys for table, keys in kept.items() if table in resolved and isinstance(keys, dict)}
-    kept = with_later_keys(kept | whole_paths(there, run.root.absolute(), Path.cwd()), resolved)
+    kept = with_later_keys(kept | whole_in(run, there), resolved)
     difference = first_difference(_choices(resolved), _choices(kept)) or first_difference(resolved, kept)
     if difference:
         name, now, then = difference

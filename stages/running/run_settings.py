@@ -24,9 +24,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kept_settings(run: Run) -> Settings:
-    """Return what `run.toml` holds; a relative path there is looked for in the run, then in the current folder."""
-    kept = read_file(run.settings_file) if run.settings_file.is_file() else {}
-    return whole_paths(kept, run.root.absolute(), Path.cwd())
+    """Return what `run.toml` holds, paths as in `whole_in`."""
+    return whole_in(run, read_file(run.settings_file) if run.settings_file.is_file() else {})
+
+
+def whole_in(run: Run, settings: Mapping[str, Mapping[str, Any]]) -> Settings:
+    """Return what a run has written down with whole paths: looked for in the run, then in the current folder."""
+    return whole_paths(settings, run.root.absolute(), Path.cwd())
 
 
 def given_settings(*sources: Settings) -> Settings:
@@ -98,7 +102,7 @@ def remember(run: Run, settings: Settings, given: Settings) -> None:
         table: {key: value for key, value in keys.items() if value is not None and key not in held.get(table, {})}
         for table, keys in _lasting(given).items()
     }
-    change_settings(run, {table: keys for table, keys in new.items() if keys})
+    change_settings(run, new)
 
 
 def replace_settings(run: Run, settings: Settings) -> None:
@@ -111,12 +115,9 @@ def replace_settings(run: Run, settings: Settings) -> None:
         table: {key: value for key, value in keys.items() if _plain(value) != held.get(table, {}).get(key)}
         for table, keys in merge(gone, new).items()
     }
-    changes = {table: keys for table, keys in changes.items() if keys}
     change_settings(run, changes)
-    if changes:
-        names = ", ".join(
-            f"{table}.{key} {_said(value)}" for table, keys in changes.items() for key, value in keys.items()
-        )
+    names = ", ".join(f"{table}.{key} {_said(value)}" for table, keys in changes.items() for key, value in keys.items())
+    if names:
         warnings.warn(Notice(f"`{run.settings_file}` has from now on: {names}"), stacklevel=2)
 
 
@@ -129,6 +130,7 @@ def change_settings(run: Run, changes: Settings) -> None:
     """
     import tomlkit
 
+    changes = {table: keys for table, keys in changes.items() if keys}
     if not changes:
         return
     if not run.settings_file.is_file():

@@ -1,14 +1,16 @@
 """Several environments in one run: drawn by weight, played and scored by their own, learnt from within each."""
 
+import shlex
 import shutil
 import signal
+import sys
 from collections import Counter
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from killing import kill_at
-from running import SMALL, as_flags, same_bytes, skyrl_here
+from running import ROOT, SMALL, as_flags, same_bytes, skyrl_here
 
 from nanoskyrl.stages.advantage import add_advantages
 from nanoskyrl.stages.core.config import merge, parse_set
@@ -115,6 +117,25 @@ def test_a_run_that_stopped_between_steps_goes_on_with_the_same_bytes(whole, tmp
     shutil.rmtree(root / EVALUATIONS / "00000001")  # the last policy is evaluated in any case
     loop(Run(root), MIXED)
     assert same_bytes(whole, root) == []
+
+
+@pytest.mark.slow
+def test_one_of_two_environments_takes_its_tools_from_a_server(tmp_path):
+    pytest.importorskip("mcp")
+    server = f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'tests' / 'mcp_server.py'))}"
+    run = Run(tmp_path / "run")
+    loop(run, merge(MIXED, {"tool_use": {"mcp": (server,), "tools": ("calculator",), "mcp_timeout_seconds": 120}}))
+    for step in (0, 1):
+        found = rows(run.stage(step, "score"))
+        assert {row["env"] for row in found} == {"text_math", "tool_use"}
+        assert {row["score_status"] for row in found} == {"scored"}
+        offered = {row["env"]: row["prompt"] for row in found}
+        assert "read_note" in offered["tool_use"]
+        assert "read_note" not in offered["text_math"]
+    scores = latest(read_metrics(run.metrics), "score")
+    assert all(f"reward/{env}/success" in scores[1] for env in ("text_math", "tool_use"))
+    assert all(f"held-out {env}, policy 2" in curve(run) for env in ("text_math", "tool_use"))
+    assert verify(run.root).holds
 
 
 @pytest.mark.parametrize("name", ["batch_std", "reinforce_pp", "grpo"])

@@ -22,14 +22,22 @@ REWARDS = "def short(prompts, completions, **rest):\n    return [1.0 for _ in co
 QUESTIONS = "".join(f'{{"prompt": "What is {i}?", "ground_truth": "{i}"}}\n' for i in range(4))
 
 
+WRITTEN_HERE = ("rw", "kitchen", "parcels", "parcels.rewards", "vf_home")
+"""Modules of tests here; others write some of these names, too."""
+
+
+def forget_modules():
+    for name in WRITTEN_HERE:
+        sys.modules.pop(name, None)
+
+
 @pytest.fixture(autouse=True)
 def leaves_no_module():
-    before, modules = list(sys.path), set(sys.modules)
+    before = list(sys.path)
+    forget_modules()
     yield
     sys.path[:] = before
-    for name in set(sys.modules) - modules:
-        if name in ("rw", "kitchen", "parcels", "parcels.rewards", "vf_home"):
-            sys.modules.pop(name)
+    forget_modules()
 
 
 @pytest.fixture(scope="module")

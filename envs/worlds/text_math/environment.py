@@ -43,7 +43,6 @@ class TextMathConfig(Checked):
     """A file or folder of prompts and ground truths, in place of generated tasks; what `datasets` reads is read."""
     test_data: str | None = field(default=None, metadata=FILE)
     """Such a file for split test; None: `data` serves both splits, and nothing is held out."""
-
     columns: dict[str, str] = field(default_factory=dict)
     """Columns of the data set by what they hold (prompt, answer, id or kind): { prompt = "frage" }."""
     reasoning_marks: tuple[tuple[str, str], ...] = REASONING
