@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from nanoskyrl.algos.estimators.base import Estimator
+from nanoskyrl.stages.core.at_once import Behind, ahead
 from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import row_settings
 from nanoskyrl.stages.core.errors import SettingsError
@@ -105,21 +106,27 @@ def advantage(
             world.barrier()
             return read_manifest(output)
 
+        def stored() -> Iterator[tuple[int, bool, pa.Table]]:
+            for index in range(len(source.parts)):
+                there = out.has_part(index)
+                yield (
+                    index,
+                    there,
+                    (read_part(output / part_name(index), columns=SUMMARY_COLUMNS) if there else batch.part(index)),
+                )
+
         def parts() -> Iterator[pa.Table]:
             start = 0
-            for index in range(len(source.parts)):
-                with watch("read"):
-                    there = out.has_part(index)
-                    part = read_part(output / part_name(index), columns=SUMMARY_COLUMNS) if there else batch.part(index)
-                if not there:
-                    with watch("estimate"):
-                        part = add_columns(part, columns, start)
-                    with watch("check"):
-                        check(part, "advantage", checked="score")
-                    with watch("write"):
-                        out.write_part(index, part)
-                start += part.num_rows
-                yield part
+            with Behind(watch, "write") as writer:
+                for index, there, part in ahead(stored(), watch, "read"):
+                    if not there:
+                        with watch("estimate"):
+                            part = add_columns(part, columns, start)
+                        with watch("check"):
+                            check(part, "advantage", checked="score")
+                        writer(out.write_part, index, part)
+                    start += part.num_rows
+                    yield part
 
         with watch("summary"):
             numbers = summary(parts())
@@ -171,10 +178,9 @@ class Stored:
         """
         part = self.source.parts[index]
         table = read_part(self.scored / part.name, part.digest)
-        with self.watch("check"):
-            check(table, "score")
-            for model in self._asked:
-                check_token_ids(table, self.scored, model)
+        check(table, "score")
+        for model in self._asked:
+            check_token_ids(table, self.scored, model)
         return table
 
     def columns(self, names: Sequence[str]) -> Iterator[pa.Table]:

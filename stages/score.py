@@ -34,6 +34,7 @@ from nanoskyrl.envs.graders.verdicts import (
     judge,
     weighted,
 )
+from nanoskyrl.stages.core.at_once import Behind, ahead
 from nanoskyrl.stages.core.checked import PLACE, Checked, PositiveFloat, PositiveInt
 from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import plugin_config, row_settings, stage_config
@@ -132,23 +133,26 @@ def score(
             return out.manifest
         reasons: Counter[str] = Counter()
 
-        def parts() -> Iterator[pa.Table]:
+        def stored() -> Iterator[tuple[int, bool, pa.Table]]:
             for index, part in enumerate(source.parts):
-                with watch("read"):
-                    if out.has_part(index):
-                        found = read_part(output / part_name(index), columns=SUMMARY_COLUMNS)
-                    else:
-                        found = read_part(rollout / part.name, part.digest)
-                if not out.has_part(index):
-                    with watch("check"):
-                        check(found, "rollout")
-                    with watch("score"):
-                        known = kept or (_kept_verdicts(rollout, index) if sampled_by else {})
-                        found = score_table(found, scorer, threads, known)
-                    with watch("write"):
-                        out.write_part(index, found)
-                reasons.update(_reasons(found))
-                yield found
+                if there := out.has_part(index):
+                    found = read_part(output / part_name(index), columns=SUMMARY_COLUMNS)
+                else:
+                    found = read_part(rollout / part.name, part.digest)
+                    check(found, "rollout")
+                yield index, there, found
+
+        def parts() -> Iterator[pa.Table]:
+            # One part is read and another one written while one is judged: that is another processor's work.
+            with Behind(watch, "write") as writer:
+                for index, there, found in ahead(stored(), watch, "read"):
+                    if not there:
+                        with watch("score"):
+                            known = kept or (_kept_verdicts(rollout, index) if sampled_by else {})
+                            found = score_table(found, scorer, threads, known)
+                        writer(out.write_part, index, found)
+                    reasons.update(_reasons(found))
+                    yield found
 
         with watch("summary"):
             numbers = summary(parts())

@@ -91,12 +91,12 @@ def judge(rows: Iterable[Trajectory], scorer: Scorer, threads: int = 1, kept: Ve
     """
     kept = kept or {}
     whole = {name: _whole(steps) for name, steps in grouped((row.trajectory_id, row) for row in rows).items()}
-    left = {name: trajectory for name, trajectory in whole.items() if name not in kept}
+    left = {name: trajectory for name, trajectory in whole.items() if name not in kept} if kept else whole
     if isinstance(scorer, Weighted):
         scorer.begin([trajectory for trajectory in left.values() if trajectory.status != "failed"], threads)
     at_once = AtOnce(threads, waits=isinstance(scorer, Weighted) and scorer.waits)
     found = dict(zip(left, at_once.map(partial(_judge_one, scorer=scorer), left.values()), strict=True))
-    return {name: kept[name] if name in kept else found[name] for name in whole}
+    return {name: kept[name] if name in kept else found[name] for name in whole} if kept else found
 
 
 def _whole(steps: list[Trajectory]) -> Trajectory:
@@ -135,6 +135,13 @@ def checked(verdict: Any) -> Score:
         raise TypeError(f"the verdict is a {type(verdict).__name__}, not a Score")
     if verdict.success is not None and verdict.success not in (True, False):
         raise TypeError(f"success is {verdict.success!r}, neither true nor false")
+    if (
+        type(verdict.reward) is float
+        and type(verdict.success) is bool
+        and {str}.issuperset(map(type, verdict.parts))
+        and {float}.issuperset(map(type, verdict.parts.values()))
+    ):
+        return verdict
     parts = {str(name): None if value is None else float(value) for name, value in verdict.parts.items()}
     return Score(
         reward=None if verdict.reward is None else float(verdict.reward),

@@ -40,10 +40,13 @@ DEFAULTS = {
 """Of fields whose column a stage before `score` did not write."""
 
 
+_encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode  # `dumps` makes an encoder for each call
+
+
 def to_json(value: Any) -> str:
     """Return JSON text for a column; a lone surrogate, which UTF-8 cannot hold, is kept as an escape."""
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text = _encoded(value)
     except ValueError:  # NaN and infinity are not JSON
         value = _without_nan(value)
         text = json.dumps(value, ensure_ascii=False)
@@ -194,7 +197,8 @@ class StoredTrajectory(Trajectory):
         """Read a field that was not read yet."""
         if name.startswith("_"):
             raise AttributeError(name)
-        value = self._fields.value(name, self._index)
+        fields = self._fields
+        value = (fields.columns.get(name) or fields.column(name))[self._index]
         object.__setattr__(self, name, value)
         return value
 
@@ -203,28 +207,58 @@ class _Fields:
     """The columns of a table as Python values, each made when its first row is asked for."""
 
     def __init__(self, table: pa.Table) -> None:
-        self._table, self._names = table, frozenset(table.column_names)
-        self._columns: dict[str, Any] = {}
+        self._table = table
+        self.columns: dict[str, Any] = {}
+        """Those that were made; nothing that is false."""
 
-    def value(self, name: str, row: int) -> Any:
-        found: Any = self._columns.get(name)
-        if found is None:
-            if name not in DEFAULTS:
-                raise AttributeError(f"a trajectory has no `{name}`")
-            if name not in self._names:
-                default = DEFAULTS[name]
-                return default() if callable(default) else default
-            made_by = row_arrays if name in TOKEN_COLUMNS else _Turns if name == "turns" else pa.ChunkedArray.to_pylist
-            found = self._columns[name] = made_by(self._table.column(name))
-        try:
-            value = found[row]
+    def column(self, name: str) -> Any:
+        """Make a column, whose items are those of its rows."""
+        if name not in DEFAULTS:
+            raise AttributeError(f"a trajectory has no `{name}`")
+        if name not in self._table.column_names:
+            made: Any = _Default(DEFAULTS[name])
+        elif name in TOKEN_COLUMNS:
+            made = row_arrays(self._table.column(name))
+        elif name == "turns":
+            made = _Turns(self._table.column(name))
+        else:
+            made = self._table.column(name).to_pylist()
             if name in JSON_COLUMNS:
-                return json.loads(JSON_COLUMNS[name] if value is None else value)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise BrokenRow(
-                f"row {row} does not hold what its columns mean: {error}", hint="Run the stage that wrote it again"
-            ) from error
-        return "" if value is None and name in ("prompt", "response") else value
+                made = _Json(made, JSON_COLUMNS[name])
+            elif name in ("prompt", "response"):
+                made = ["" if value is None else value for value in made]
+        self.columns[name] = made
+        return made
+
+
+class _Default:
+    """A column that no stage before `score` writes."""
+
+    def __init__(self, default: Any) -> None:
+        self._default = default
+
+    def __getitem__(self, row: int) -> Any:
+        return self._default() if callable(self._default) else self._default
+
+
+class _Json:
+    """The values of a column of JSON, each read when it is asked for."""
+
+    def __init__(self, texts: list[str | None], null: str) -> None:
+        self._texts, self._null = texts, null
+
+    def __getitem__(self, row: int) -> Any:
+        text = self._texts[row]
+        try:
+            return json.loads(self._null if text is None else text)
+        except (ValueError, RecursionError) as error:
+            raise _broken(row, error) from error
+
+
+def _broken(row: int, error: Exception) -> BrokenRow:
+    return BrokenRow(
+        f"row {row} does not hold what its columns mean: {error}", hint="Run the stage that wrote it again"
+    )
 
 
 class _Turns:
@@ -235,13 +269,16 @@ class _Turns:
         ends = array.offsets.to_numpy()
         turns = array.values.slice(ends[0], ends[-1] - ends[0])
         self._ends = (ends - ends[0]).tolist()
-        self._parts = [turns.field(name).to_pylist() for name in TURN_FIELDS]
+        self._turns = list(zip(*(turns.field(name).to_pylist() for name in TURN_FIELDS), strict=True))
         self._null = array.is_null().to_pylist()
 
     def __getitem__(self, row: int) -> list[Turn]:
         if self._null[row]:
             return []
-        return [_turn(*(part[i] for part in self._parts)) for i in range(self._ends[row], self._ends[row + 1])]
+        try:
+            return [_turn(*turn) for turn in self._turns[self._ends[row] : self._ends[row + 1]]]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise _broken(row, error) from error
 
 
 def _turn(
