@@ -22,10 +22,11 @@ Strategy = PlainStrategy | DeepSpeedStrategy
 
 
 def state_digest(state: Path | None) -> str | None:
-    """Return the digest of all files of a state; None for none."""
-    return state and digest_json(
-        {path.name: cached_digest(path) for path in sorted(state.rglob("*")) if path.is_file()}
-    )
+    """Return the digest of all files of a state; None for none. One that was not written is known by its place."""
+    if state is None:
+        return None
+    files = sorted(path for path in state.rglob("*") if path.is_file())
+    return digest_json({path.name: cached_digest(path) for path in files}) if files else str(state.resolve())
 
 
 def save_state(state: Path, strategy: Strategy, made_with: dict[str, str], *, is_main: bool) -> None:

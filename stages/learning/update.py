@@ -8,8 +8,9 @@ import pyarrow as pa
 import torch
 
 from nanoskyrl.algos.kl import kl as token_kl
+from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.metrics import Stopwatch, Value, grouped, mean, peak_memory_bytes
-from nanoskyrl.stages.learning.batching import MicroBatch, Sequences
+from nanoskyrl.stages.learning.batching import MicroBatch, Sequences, one_temperature, read_sequences
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.objective import Objective, Terms
 from nanoskyrl.stages.learning.process_group import ProcessGroup
@@ -29,6 +30,11 @@ DIAGNOSTICS = pa.schema(
 )
 """What training saw of each row: over its sampled tokens and all passes, ratio to the old policy, k3 estimate of
 KL(old || trained) in nats, entropy in nats, and the surrogate's own share (clipped, or let through by the gate)."""
+
+
+def old_logprobs_of(table: pa.Table, learner: Learner, max_tokens: int) -> list[np.ndarray]:
+    """Return the nats of every row's response tokens under the policy that the learner holds."""
+    return learner.logprobs(read_sequences(table), one_temperature(table), max_tokens)
 
 
 def mini_batches(groups: list[str], size: int | None, seed: int) -> list[list[int]]:
@@ -85,6 +91,25 @@ class Update:
         result = learner.step(*self.watched(learner, rows))
         self._steps_taken += 1
         return result
+
+    def steps(self, learner: Learner, table: pa.Table, seed: int) -> list[StepResult]:
+        """Take all optimizer steps of the table that the loss is over.
+
+        Args:
+            learner: Holds the policy to start from.
+            table: The rows.
+            seed: Of the run; the order of mini-batches follows from it and the rows.
+        """
+        config = self.objective.config
+        # A trajectory's id comes from run seed, step and task: the order does not change with the code's version.
+        drawn_for = table.column("trajectory_id")[0].as_py() if table.num_rows else ""
+        torch.manual_seed(derive_seed(seed, "train", drawn_for) % 2**32)
+        groups, found = table.column("group_id").to_pylist(), list[StepResult]()
+        # Where no group teaches anything, the policy goes on as it is.
+        for epoch in range(config.update_epochs_per_batch if table.num_rows else 0):
+            order = mini_batches(groups, config.policy_mini_batch_size, derive_seed(seed, drawn_for, epoch))
+            found += [self.step(learner, rows) for rows in order]
+        return found
 
     def gradient(self, learner: Learner, rows: list[int]) -> torch.Tensor:
         """Return the gradient that a step on these rows would follow."""

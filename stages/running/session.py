@@ -221,10 +221,13 @@ class Session:
         named = self.places.newest_first(source)
         source, target, step = self.places.of("train", step, named[0] if named else None, output)
         config = stage_config(self.settings, "train")
-        policy = policy or self.places.start_of(step)
+        policy, since = policy or self.places.start_of(step), []
+        if state is None and (state := self.places.state_of(step, policy)) is not None and not state.is_dir():
+            since = self.places.updates_since(step)
+        own = step is not None and target == self.run.stage(step, "train")
         work = partial(
-            train, [source, *named[1:]], target, config, policy=policy,
-            state=state or self.places.state_of(step, policy), settings=self.settings, seed=self.config.seed,
+            train, [source, *named[1:]], target, config, policy=policy, state=state, since=since,
+            with_state=not own or (step + 1) % config.state_every == 0, settings=self.settings, seed=self.config.seed,
             engine=self._learner_up(),
         )  # fmt: skip
         return self._outcome(work, target, step, force)
@@ -355,9 +358,11 @@ class Session:
         return self._learner_up().world
 
     def prune(self, step: int, keep: int) -> None:
-        """Delete the optimizer's state of the step that is no longer among the newest; `keep` 0 keeps all."""
-        if keep and step - keep >= 0:
-            remove_tree(self.run.stage(step - keep, "train") / "state")
+        """Delete the optimizer's state that is no longer among the newest that were written; `keep` 0 keeps all."""
+        every = stage_config(self.settings, "train").state_every
+        old = (step + 1) // every * every - 1 - keep * every  # the step whose state the newest one replaces
+        if keep and old >= 0:
+            remove_tree(self.run.stage(old, "train") / "state")
 
     def release_learner(self) -> None:
         """Let go of the model that trains: what it holds lies on disk."""
