@@ -224,10 +224,10 @@ class Session:
         policy, since = policy or self.places.start_of(step), []
         if state is None and (state := self.places.state_of(step, policy)) is not None and not state.is_dir():
             since = self.places.updates_since(step)
-        own = step is not None and target == self.run.stage(step, "train")
+        every = config.state_every if step is not None and target == self.run.stage(step, "train") else 1
         work = partial(
             train, [source, *named[1:]], target, config, policy=policy, state=state, since=since,
-            with_state=not own or (step + 1) % config.state_every == 0, settings=self.settings, seed=self.config.seed,
+            with_state=((step or 0) + 1) % every == 0, settings=self.settings, seed=self.config.seed,
             engine=self._learner_up(),
         )  # fmt: skip
         return self._outcome(work, target, step, force)
