@@ -11,7 +11,8 @@ from typing import Any
 
 from nanoskyrl.stages.core.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
-from nanoskyrl.stages.core.runs import INPUT_OF, Run, RunConfig, Trained, step_of
+from nanoskyrl.stages.core.pipeline import pipeline
+from nanoskyrl.stages.core.runs import Run, RunConfig, Trained, step_of
 from nanoskyrl.stages.core.storage import is_local, make_directory
 from nanoskyrl.stages.models.policy import (
     cached_digest,
@@ -36,6 +37,8 @@ class Places:
             ahead: A step's training starts from what the step before left, before `sync` has published it.
         """
         self.run, self.config, self.ahead = run, config, ahead
+        self.stages = pipeline(config.stages)
+        """Of each step, in their order."""
 
     def check_first_policy(self) -> bool:
         """Say whether the run has its first policy; refuse a name that stands for another one.
@@ -122,7 +125,7 @@ class Places:
             return None
         if manifest is None:
             raise InputError(
-                f"`{policy}` was made by `{made}`, which is not finished: there is no state to go on from",
+                f"`{policy}` was made by `{made}`, which is not finished: there is no state to resume from",
                 hint=f"Train it again: `skyrl train --run {self.run.root} {self.run.stage(step - 1, 'advantage')}`",
             )
         raise InputError(
@@ -155,15 +158,16 @@ class Places:
 
     def _advantages_of(self, step: int, manifest: Manifest) -> tuple[Path, ...]:
         """Return where the advantages lie that an update learnt from: the step's own, and others of the run."""
-        wanted = [digest for name, digest in manifest.inputs.items() if name.startswith("advantage.")]
-        places = [self.run.stage(other, "advantage") for other in self.run.steps()] if wanted else []
+        source = str(self.stages["train"].input)
+        wanted = [digest for name, digest in manifest.inputs.items() if name.startswith(f"{source}.")]
+        places = [self.run.stage(other, source) for other in self.run.steps()] if wanted else []
         there = {read_manifest(place).digest: place for place in places if is_finished(place)}
         if gone := [digest for digest in wanted if digest not in there]:
             raise InputError(
                 f"step {step} wrote no state, and advantages that it learnt from are no longer in the run: {gone[0]}",
                 hint="Begin another run with its policy, or train that step again",
             )
-        return self.run.stage(step, "advantage"), *(there[digest] for digest in wanted)
+        return self.run.stage(step, source), *(there[digest] for digest in wanted)
 
     def models_of(
         self, step: int | None, policy: Path | None, reference: Path | None
@@ -216,15 +220,16 @@ class Places:
 
     def source(self, stage: str, step: int | None, source: Path | None) -> tuple[Path, int | None]:
         """Return input and step of a stage; no step for an input outside the run."""
+        before = str(self.stages[stage].input)
         if source is None:
             if step is None:
-                step = self.run.newest_with(INPUT_OF[stage])
-            source = self.run.stage(step, INPUT_OF[stage])
+                step = self.run.newest_with(before)
+            source = self.run.stage(step, before)
         elif step is None:
-            read_manifest(source, stage=INPUT_OF[stage])
+            read_manifest(source, stage=self.stages[before].table)
             step = self.step_of(source)
         if step is not None:
-            self._check_parent(step, INPUT_OF[stage])
+            self._check_parent(step, before)
         return source, step
 
     def _check_parent(self, step: int, stage: str) -> None:
@@ -233,7 +238,7 @@ class Places:
         Raises:
             InputError: its own input is another now.
         """
-        parent = INPUT_OF.get(stage)
+        parent = self.stages[stage].input
         if parent is None:
             return
         made, now = self.run.stage(step, stage), self.run.stage(step, parent)
