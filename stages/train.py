@@ -56,7 +56,7 @@ def train(
         policy: Where training starts from.
         state: The `state/` of the train that made `policy`; None starts the optimizer afresh.
         since: Where that train wrote no state, the updates by which it is made again, the oldest first.
-        with_state: Whether to write the state that the next update goes on from.
+        with_state: Whether to write the state that the next update starts from.
         settings: The algorithm's table.
         seed: Of the run; the order of mini-batches and new adapters follow from it and the input.
         engine: A live learner; else one is made here.

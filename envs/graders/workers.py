@@ -75,7 +75,7 @@ class Workers:
         return value
 
     def each(self, target: str, calls: Sequence[tuple[Any, ...]], seconds: Sequence[float], most: int) -> list[Any]:
-        """Return what a function returns for each of many calls, in order; an error stands in its call's place.
+        """Return what a function returns for each of many calls, in order; an error takes its call's place.
 
         Calls travel in batches. They are made one after another in one worker, so that a function that remembers does
         so in their order, until they are seen to take long; then in several, as far as that repays their start.

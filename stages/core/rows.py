@@ -308,7 +308,7 @@ def row_arrays(column: pa.ChunkedArray | pa.Array) -> list[np.ndarray | None]:
 
 
 def counts_in(column: pa.ChunkedArray) -> dict[Any, int]:
-    """Return how often each value stands in a column, in the order in which they first come."""
+    """Return how often each value is in a column, in the order in which they first come."""
     return {item["values"]: item["counts"] for item in pc.value_counts(column).to_pylist()}
 
 

@@ -54,7 +54,7 @@ class Trained:
     policy: Path
     """What it started from."""
     state: Path | None
-    """The optimizer's state that it went on from, written or not; None: it began afresh."""
+    """The optimizer's state that it started from, written or not; None: it began afresh."""
 
 
 @dataclass(frozen=True, slots=True)

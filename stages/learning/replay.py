@@ -23,7 +23,7 @@ def remade_state(since: Sequence[Trained], scratch: Path, learner: Learner) -> P
     """Write the state that the last of these updates left, and return where.
 
     Args:
-        since: Each goes on from the one before; the first from a state that is there, or afresh.
+        since: Each starts from what the one before left; the first from a state that is there, or afresh.
         scratch: An empty directory.
         learner: Makes those of its own settings; what it holds is lost.
 

@@ -138,7 +138,7 @@ def gather(tables: Iterable[pa.Table]) -> ScoredTrajectories:
 
 
 def _words(table: pa.Table, name: str, rows: np.ndarray) -> list[str]:
-    """Return the words of these rows; each stands in memory once."""
+    """Return the words of these rows; each is in memory once."""
     encoded = one_chunk(table.column(name)).dictionary_encode()
     words = encoded.dictionary.to_pylist()
     return [words[code] for code in encoded.indices.to_numpy()[rows].tolist()]

@@ -105,7 +105,7 @@ class Update:
         drawn_for = table.column("trajectory_id")[0].as_py() if table.num_rows else ""
         torch.manual_seed(derive_seed(seed, "train", drawn_for) % 2**32)
         groups, found = table.column("group_id").to_pylist(), list[StepResult]()
-        # Where no group teaches anything, the policy goes on as it is.
+        # Where no group teaches anything, the policy continues as it is.
         for epoch in range(config.update_epochs_per_batch if table.num_rows else 0):
             order = mini_batches(groups, config.policy_mini_batch_size, derive_seed(seed, drawn_for, epoch))
             found += [self.step(learner, rows) for rows in order]

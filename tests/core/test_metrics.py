@@ -130,7 +130,7 @@ def test_every_second_of_a_stopwatch_has_a_name_and_one_alone():
             time.sleep(0.01)
     with contextlib.suppress(RuntimeError), watch("fails"), watch("inside"):
         raise RuntimeError("boom")
-    for _ in range(2):  # asked again, it has gone on
+    for _ in range(2):  # asked again, it has continued
         timings = watch.timings()
         total = timings.pop("timing/total")
         assert set(timings) == {f"timing/{name}" for name in ("outer", "inner", "fails", "inside", "other")}
