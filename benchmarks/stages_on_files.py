@@ -7,13 +7,16 @@ Each command runs in a process of its own, whose processor time and largest memo
 16 rows) is taken off its time. Beside score and advantage stands numpy without loops over rows, with our own reader
 and writer, in a process of its own too: it reads a part, grades by a regular expression or takes the rewards of whole
 groups, and writes the part with the new columns. It checks nothing, resumes nothing and logs nothing. What advantage
-writes must equal what numpy gets. `--code DIR` measures another checkout of the project.
+writes must equal what numpy gets. `--code DIR` measures another checkout of the project, `--schema-1` one of before
+that schema, such as commit 306e4ba: it is given the same rows as it would have written them.
 """
 
 # pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
 # pyright: reportAttributeAccessIssue=false
 
 import argparse
+import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -27,9 +30,10 @@ import pyarrow.compute as pc
 from made_up import GROUP, made_up_rollout
 
 from nanoskyrl.stages.core.digests import digest_file
+from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.rows import one_chunk
 from nanoskyrl.stages.core.shards import read_part, write_part
-from nanoskyrl.stages.core.trajectory import schema_of, tokens
+from nanoskyrl.stages.core.trajectory import SCHEMA_KEY, schema_of, tokens
 from nanoskyrl.stages.engines.rollout_config import ROWS_PER_PART
 
 COMMANDS = ("score", "advantage", "show", "show --row", "verify")
@@ -121,6 +125,21 @@ def numpy_advantage(root: Path) -> None:
         write_part(root / "numpy" / path.name, pa.Table.from_arrays(columns, schema=schema))
 
 
+def schema_1(source: Path, target: Path) -> None:
+    """Write a finished rollout as the code of schema 1 did, unless it is there."""
+    manifest = read_manifest(source)
+    parts = []
+    for part in manifest.parts if not (target / "manifest.json").is_file() else ():
+        table = read_part(source / part.name)
+        table = table.rename_columns(["logprobs" if n == "rollout_logprobs" else n for n in table.column_names])
+        target.mkdir(parents=True, exist_ok=True)
+        write_part(target / part.name, table.replace_schema_metadata({SCHEMA_KEY: b"1"}))
+        parts.append(dataclasses.replace(part, digest=digest_file(target / part.name)))
+    if parts:
+        then = dataclasses.replace(manifest, schema_version=1, parts=tuple(parts))
+        (target / "manifest.json").write_text(json.dumps(dataclasses.asdict(then), indent=2, sort_keys=True) + "\n")
+
+
 def check_equal(root: Path) -> None:
     """Hold what `advantage` wrote against what numpy got."""
     for path in sorted((root / "numpy").glob("part-*.parquet")):
@@ -136,30 +155,41 @@ def main() -> None:
     parser.add_argument("--rows-per-part", type=int, default=ROWS_PER_PART, help="of each part (%(default)s)")
     parser.add_argument("--directory", type=Path, default=Path("/tmp/made_up"), help="where they lie (%(default)s)")
     parser.add_argument("--code", type=Path, help="a folder in which `nanoskyrl` is another checkout")
+    parser.add_argument("--schema-1", action="store_true", help="that checkout knows no other schema")
     parser.add_argument("--numpy", choices=("score", "advantage"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.numpy:
         (numpy_score if options.numpy == "score" else numpy_advantage)(options.directory)
         return
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, parts of {options.rows_per_part:,} rows")
-    print(f"{'':12}{'rows':>10}{'wall s':>9}{'cpu s':>9}{'us a row':>10}{'MB':>8}{'numpy cpu s':>13}{'ratio':>7}")
-    started: dict[str, float] = {}
+    print(f"{'':12}{'rows':>10}{'wall s':>9}{'cpu s':>9}{'us a row':>10}{'MB':>8}{'numpy: wall, cpu':>20}{'ratios':>9}")
+    started: dict[str, Spent] = {}
     for rows in (GROUP, *(int(rows) // GROUP * GROUP for rows in options.rows.split(","))):
         root = options.directory / str(rows)
         made_up_rollout(root / "rollout", rows, rows_per_part=options.rows_per_part)
+        if options.schema_1:
+            schema_1(root / "rollout", (root := options.directory / f"{rows}-schema-1") / "rollout")
         for name in COMMANDS:
             took = spent(command(name, root), options.code)
             if rows == GROUP:
-                started[name] = took.cpu
+                started[name] = took
                 continue
             line = f"{name:12}{rows:10,}{took.wall:9.1f}{took.cpu:9.1f}"
-            line += f"{1e6 * max(0.0, took.cpu - started[name]) / rows:10.1f}{took.megabytes:8.0f}"
-            if name in ("score", "advantage"):
+            line += f"{1e6 * max(0.0, took.cpu - started[name].cpu) / rows:10.1f}{took.megabytes:8.0f}"
+            if name in ("score", "advantage") and not options.schema_1:
                 theirs = spent([__file__, "--numpy", name, "--directory", str(root)], None)
-                line += f"{theirs.cpu:13.1f}{(took.cpu - started[name]) / (theirs.cpu - started['numpy']):7.2f}"
+                line += f"{theirs.wall:12.1f}{theirs.cpu:8.1f}"
+                for what in ("wall", "cpu"):
+                    ours, other = (
+                        getattr(of, what) - getattr(began, what)
+                        for of, began in ((took, started[name]), (theirs, started["numpy"]))
+                    )
+                    line += f"{ours / other:6.2f}"
             print(line, flush=True)
+        if options.schema_1:
+            continue
         if rows == GROUP:
-            started["numpy"] = spent([__file__, "--numpy", "advantage", "--directory", str(root)], None).cpu
+            started["numpy"] = spent([__file__, "--numpy", "advantage", "--directory", str(root)], None)
         check_equal(root)
 
 

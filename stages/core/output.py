@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from nanoskyrl.stages.core.code import OtherCode, changed_modules, code_of
 from nanoskyrl.stages.core.config import with_later_keys
-from nanoskyrl.stages.core.digests import digest_file
+from nanoskyrl.stages.core.digests import cached_digest, digest_file
 from nanoskyrl.stages.core.errors import ConflictError, OutputError
 from nanoskyrl.stages.core.manifest import (
     MANIFEST,
@@ -36,7 +36,15 @@ from nanoskyrl.stages.core.manifest import (
 )
 from nanoskyrl.stages.core.registry import package_version
 from nanoskyrl.stages.core.shards import part_name, read_part, write_part
-from nanoskyrl.stages.core.storage import TEMPORARY, locked, make_directory, remove_tree, sync_directory, write_whole
+from nanoskyrl.stages.core.storage import (
+    TEMPORARY,
+    is_local,
+    locked,
+    make_directory,
+    remove_tree,
+    sync_directory,
+    write_whole,
+)
 from nanoskyrl.stages.core.trajectory import SCHEMA_VERSION
 
 CLEARING = "clearing"
@@ -130,7 +138,9 @@ def folder_digests(directory: Path) -> dict[str, str]:
     for folder in FOLDERS:
         if (directory / folder).is_dir():
             for path in sorted(path for path in (directory / folder).rglob("*") if path.is_file()):
-                found[path.relative_to(directory).as_posix()] = digest_file(path)
+                # Policy and state were hashed when they were written.
+                digest = cached_digest if is_local(path) else digest_file
+                found[path.relative_to(directory).as_posix()] = digest(path)
     return found
 
 

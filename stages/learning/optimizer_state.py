@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch.utils.serialization import config as serialization
 
-from nanoskyrl.stages.core.digests import digest_json
+from nanoskyrl.stages.core.digests import cached_digest, digest_json
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.storage import make_directory, write_errors
 from nanoskyrl.stages.learning.deepspeed_strategy import DeepSpeedStrategy
 from nanoskyrl.stages.learning.stepping import PlainStrategy
-from nanoskyrl.stages.models.policy import cached_digest
 
 STATE_FILE = "optimizer.pt"
 Strategy = PlainStrategy | DeepSpeedStrategy

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nanoskyrl.stages.core.digests import cached_digest
 from nanoskyrl.stages.core.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.pipeline import pipeline
 from nanoskyrl.stages.core.runs import Run, RunConfig, Trained, step_of
 from nanoskyrl.stages.core.storage import is_local, make_directory
 from nanoskyrl.stages.models.policy import (
-    cached_digest,
     check_policy,
     is_adapter,
     policy_digest,
