@@ -23,12 +23,12 @@ from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import plugin_config, row_settings, stage_config, to_plain
 from nanoskyrl.stages.core.digests import digest_path, digest_text
 from nanoskyrl.stages.core.errors import SettingsError
-from nanoskyrl.stages.core.manifest import Head, Manifest
-from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
-from nanoskyrl.stages.core.output import Output, open_output
+from nanoskyrl.stages.core.manifest import NUMBERS, Head, Manifest
+from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, finite
+from nanoskyrl.stages.core.output import Output, open_output, part_files
 from nanoskyrl.stages.core.registry import lookup, plugin_errors
 from nanoskyrl.stages.core.rows import to_table
-from nanoskyrl.stages.core.shards import read_parts
+from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl.stages.core.trajectory import Trajectory
 from nanoskyrl.stages.engines.base import Engine, SamplingParams, make_engine
@@ -220,12 +220,21 @@ def rollout(
                 tasks = tasks_of(plan.environment, config, rounds)
             engine_numbers = filler.facts()
         facts = {"rounds": rounds, "groups_with_spread": spread} if config.dynamic_sampling else {}
+        with watch("summary"):
+            numbers = summary(read_part(path, columns=SUMMARY_COLUMNS) for path in part_files(output))
         with watch("write"):
-            manifest = out.finish(rows_in=rounds * len(plan.tasks) * config.n_samples_per_prompt, facts=facts)
-    numbers = summary(read_parts(output, manifest, SUMMARY_COLUMNS))
+            manifest = out.finish(
+                rows_in=rounds * len(plan.tasks) * config.n_samples_per_prompt,
+                facts={**facts, NUMBERS: finite(numbers)},
+            )
     numbers |= {f"rollout/engine/{key}": value for key, value in engine_numbers.items()}
     log.write("rollout", {**numbers, **{f"rollout/{key}": value for key, value in facts.items()}, **watch.timings()})
     return manifest
+
+
+def numbers_of(output: Path, manifest: Manifest) -> dict[str, Value]:
+    """Return the numbers of a finished rollout, from its manifest where it has them."""
+    return manifest.facts.get(NUMBERS) or summary(read_parts(output, manifest, SUMMARY_COLUMNS))
 
 
 def _scorer(environment: Environment, settings: dict[str, dict[str, Any]]) -> tuple["Scorer", int]:

@@ -39,7 +39,7 @@ from nanoskyrl.stages.core.checked import PLACE, Checked, PositiveFloat, Positiv
 from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import plugin_config, row_settings, stage_config
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.core.manifest import Head, Manifest, first_difference, is_finished, read_manifest
+from nanoskyrl.stages.core.manifest import NUMBERS, Head, Manifest, first_difference, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, finite, mean
 from nanoskyrl.stages.core.output import open_output
 from nanoskyrl.stages.core.rows import counts_in, from_table, to_json
@@ -55,8 +55,6 @@ UNJUDGED = ("verifier_error", "verifier_timeout")
 """Of score_status: another time there may be a verdict."""
 REWARD_CODE = "reward_code"
 """Of the settings in a manifest: the digests of reward functions of the user's."""
-NUMBERS = "numbers"
-"""Fact of a manifest: what `summary` returns, so that nobody reads all parts for it again."""
 VERDICTS = "_files/verdicts"
 """In a rollout by dynamic sampling: what it judged by."""
 VERDICT_COLUMNS = ("trajectory_id", "reward", "reward_parts", "success", "score_status")

@@ -20,7 +20,7 @@ from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics
 from nanoskyrl.stages.core.pipeline import RESERVED, STAGES
 from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.runs import Run
-from nanoskyrl.stages.core.shards import read_part, read_parts
+from nanoskyrl.stages.core.shards import read_part
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import Trajectory
 from nanoskyrl.stages.looking.curve import curve, success_keys
@@ -47,7 +47,7 @@ def headline(manifest: Manifest, output: Path) -> str:
 
 
 def _rollout_line(manifest: Manifest, output: Path) -> str:
-    numbers = rollout_stage.summary(read_parts(output, manifest, rollout_stage.SUMMARY_COLUMNS))
+    numbers = rollout_stage.numbers_of(output, manifest)
     ends = ", ".join(f"{key.rsplit('/', 1)[1]} {value}" for key, value in numbers.items() if "/stop_reason/" in key)
     settings = manifest.settings["rollout"]
     turns, tokens = numbers["rollout/turns/mean"] or 0, numbers["rollout/response_tokens/mean"]
