@@ -85,7 +85,8 @@ def train(
         learner, drawn = engine or recipe.learner(), derive_seed(seed, "adapters") % 2**32
         if since and not learner.holds(policy, state, seed=drawn):
             with watch("replay"), world.if_main(tempfile.TemporaryDirectory(prefix="nanoskyrl-")) as scratch:
-                learner.load(policy, remade_state(since, Path(world.broadcast(scratch)), learner), seed=drawn)
+                place = Path(str(world.broadcast(scratch)))
+                learner.load(policy, remade_state(since, place, learner), seed=drawn)
                 world.barrier()
             age |= {"train/replayed_updates": len(since)}
         else:

@@ -149,7 +149,7 @@ def is_noun(text: str) -> bool:
     return _CIRCUMSTANCE.match(text) is not None  # and not another count, as in `5 feet 3 inches`
 
 
-@lru_cache(maxsize=4096)  # attempts at one prompt often end alike
+@lru_cache(maxsize=4096)  # attempts at one prompt often give one answer
 def same_answer(found: str | None, wanted: str) -> bool:
     """Say whether an answer is the wanted one by spelling or as a number; None is never right."""
     if found is None:

@@ -50,7 +50,7 @@ class Masters:
     def give_back(self) -> None:
         """Round the copies back into the weights."""
         if self._pairs:
-            torch._foreach_copy_(*map(list, zip(*self._pairs, strict=True)))
+            torch._foreach_copy_([weight for weight, _ in self._pairs], [master for _, master in self._pairs])
 
     def state(self) -> list[torch.Tensor]:
         """Return the copies."""
