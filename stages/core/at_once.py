@@ -1,7 +1,7 @@
 """Calls that are made at the same time; what they return comes in their order.
 
 A call that only computes gains nothing from a thread, and a hop to one costs more than most steps of an environment. So
-calls are made here, one after another, until one of them has waited; the others then go to threads.
+calls are made here, one after another, until they are seen to wait; the others then go to threads.
 """
 
 import resource
@@ -17,8 +17,8 @@ R = TypeVar("R")
 
 WAITED_SECONDS = 1e-3
 """A hop to a thread and back takes a tenth of it."""
-LOOKED_AT_TOGETHER = 16
-"""Calls at most after which it is asked again whether one has waited."""
+LOOKED_AT_SINGLY, LOOKED_AT_TOGETHER = 8, 16
+"""Calls that are timed one by one at first, and together later."""
 _END: Any = object()
 OF_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
@@ -32,13 +32,17 @@ class AtOnce:
 
     def map(self, call: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Return what the call returns for each item, in order; raises what the first call raised that failed."""
-        items, found = list(items), list[R]()
+        items, found, waited = list(items), list[R](), 0
         while len(found) < len(items) and not (self._waits and self._most > 1):
             began, computed, pauses = time.perf_counter(), time.thread_time(), _pauses()
-            found += map(call, items[len(found) : 1 + min(2 * len(found), len(found) + LOOKED_AT_TOGETHER)])
+            made = items[len(found) : len(found) + (1 if len(found) < LOOKED_AT_SINGLY else LOOKED_AT_TOGETHER)]
+            found += map(call, made)
             idle = time.perf_counter() - began - (time.thread_time() - computed)
-            # On a busy machine a call that only computes is idle, too: but others took the processor from it.
-            self._waits = idle > WAITED_SECONDS and _pauses() > pauses
+            # On a busy machine a call that only computes is idle, too: but then others took the processor from it. It
+            # may also wait for a thread that holds Python's lock, now and then.
+            if idle > WAITED_SECONDS * len(made) and _pauses() - pauses >= len(made) / 4:
+                waited += 1
+                self._waits = len(made) > 1 or (waited > 1 and 2 * waited >= len(found))
         if len(found) == len(items):
             return found
         pool = ThreadPoolExecutor(self._most, thread_name_prefix="at-once")
