@@ -53,6 +53,13 @@ COMMANDS = (
     ),
     ("show", LOOK, "show:show", "Look at a run, at shards, or at one trajectory."),
     (
+        "diff",
+        LOOK,
+        "diff:diff",
+        "Say what differs between two runs, outputs or policies, in the order in which it came about.",
+    ),
+    ("sql", LOOK, "sql:sql", "Ask a run in SQL: all stages as tables, which are only read; or a saved question."),
+    (
         "compare",
         LOOK,
         "compare:compare",
