@@ -223,8 +223,7 @@ def _most_telling(outputs: list[FinishedOutput]) -> dict[int | None, list[Finish
             alone = output.step is None and len(outputs) == 1
             if output.manifest.stage == stage and (alone or output.directory.name == stage):
                 found.setdefault(output.step, []).append(output)
-    alone = [output for output in outputs if output.manifest.stage == "eval" and len(outputs) == 1]
-    return found or {None: alone}
+    return found or {None: [output for output in outputs if len(outputs) == 1 and output.manifest.stage != "train"]}
 
 
 def _of_parts(outputs: list[FinishedOutput], place: str, stage: str | None = None) -> str:

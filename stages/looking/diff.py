@@ -18,7 +18,8 @@ from nanoskyrl.stages.core.digests import digest_file
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import Manifest, differences, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import latest, read_metrics
-from nanoskyrl.stages.core.runs import EVALUATIONS, STAGES, Run, step_of
+from nanoskyrl.stages.core.pipeline import STAGES
+from nanoskyrl.stages.core.runs import EVALUATIONS, Run, step_of
 from nanoskyrl.stages.looking.diff_columns import Decode, close, shown
 from nanoskyrl.stages.looking.diff_rows import compare_rows
 from nanoskyrl.stages.looking.diff_weights import compare_weights
@@ -255,7 +256,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except ValueError as error:
-        raise InputError(f"`{path}` cannot be read: {error}", hint="Mend the file") from error
+        raise InputError(f"`{path}` cannot be read: {error}", hint="Correct the file") from error
 
 
 @lru_cache(maxsize=4)
