@@ -80,7 +80,7 @@ def verify(place: Path) -> Findings:
 
 def _check_step(run: Run, step: int, verdict: Findings) -> None:
     manifests: dict[str, Manifest] = {}
-    for stage in run.made(step):
+    for stage in (*run.made(step), *run.made_beside(step)):
         folder = run.stage(step, stage)
         if (manifest := _check_directory(folder, verdict)) is not None:
             manifests[stage] = manifest
@@ -88,8 +88,10 @@ def _check_step(run: Run, step: int, verdict: Findings) -> None:
         # What stood before it, which need not be one of ours; one of ours that names none has lost it.
         usual = {OURS[stage].input} if stage in OURS else set()
         for parent in sorted(manifests.keys() & (manifest.inputs.keys() or usual)):
+            # A second opinion may be of another one.
+            others = [name for name in manifests if "-" in stage and name.startswith(f"{parent}-")]
             verdict.expect(
-                manifest.inputs.get(parent) == manifests[parent].digest,
+                manifest.inputs.get(parent) in {manifests[name].digest for name in (parent, *others)},
                 f"{run.stage(step, stage)}: its parent `{parent}` is another than the one it was made from",
             )
     # An adaptive KL coefficient follows from the step before.
