@@ -8,21 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from outputs import edit_part
 from running import skyrl_here
 
 from nanoskyrl.stages.core.shards import read_part, write_part
 from nanoskyrl.stages.looking.diff import diff
 
 PART = "part-00000.parquet"
-
-
-def edit(path: Path, column: str, change: Callable[[list[Any]], None]) -> None:
-    """Rewrite a column of a part."""
-    table = read_part(path)
-    values = table.column(column).to_pylist()
-    change(values)
-    field = table.schema.field(column)
-    write_part(path, table.set_column(table.column_names.index(column), field, pa.array(values, field.type)))
 
 
 def edit_json(path: Path, *keys: Any, to: Any) -> None:
@@ -39,7 +31,7 @@ def cell(column: str, row: int, to: Any, step: int = 0, stage: str = "rollout") 
         def put(values: list[Any]) -> None:
             values[row] = to(values[row]) if callable(to) else to
 
-        edit(run / f"step-{step:06d}" / stage / PART, column, put)
+        edit_part(run / f"step-{step:06d}" / stage / PART, column, put)
 
     return change
 
@@ -167,7 +159,7 @@ def test_the_tolerance_is_for_numbers_and_not_for_tokens(finished_run, tmp_path)
         def add(values: list[Any], value: float = value) -> None:
             values[0] = [None if one is None else one + value for one in values[0]]
 
-        edit(other / PART, column, add)
+        edit_part(other / PART, column, add)
         found = diff(finished_run / "step-000000/rollout", other, tolerance=2e-4).differences
         assert len(found) == (column == "response_ids")
 
@@ -189,7 +181,7 @@ def test_columns_of_equal_bytes_are_not_read(finished_run, tmp_path, monkeypatch
 
     other = tmp_path / "other"
     shutil.copytree(finished_run / "step-000000/score", other)
-    edit(other / PART, "reward", lambda values: values.__setitem__(0, 0.125))
+    edit_part(other / PART, "reward", lambda values: values.__setitem__(0, 0.125))
     read = []
     monkeypatch.setattr(diff_rows, "read_part", lambda path, **wanted: read.append(wanted) or read_part(path, **wanted))
     assert len(diff(finished_run / "step-000000/score", other).differences) == 1
@@ -214,7 +206,7 @@ def test_what_cannot_be_compared_is_refused(finished_run, first, second, words):
 def test_values_in_json_are_the_lines(finished_run, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(finished_run / "step-000000/score", other)
-    edit(other / PART, "reward", lambda values: values.__setitem__(0, None))
+    edit_part(other / PART, "reward", lambda values: values.__setitem__(0, None))
     shown = skyrl_here("diff", finished_run / "step-000000/score", other, "--json")
     found = json.loads(shown.stdout)
     assert shown.returncode == 1
