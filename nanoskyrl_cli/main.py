@@ -68,6 +68,12 @@ COMMANDS = (
     ),
     ("verify", LOOK, "verify:verify", "Check every digest, and that each stage's inputs are what its parents wrote."),
     (
+        "replay",
+        LOOK,
+        "replay:replay",
+        "Play the recorded actions of a trajectory in its environment again, and say what no longer matches.",
+    ),
+    (
         "grade",
         LOOK,
         "grade:grade",
@@ -77,7 +83,13 @@ COMMANDS = (
         "export",
         LOOK,
         "export:export",
-        "Write a policy as a Hugging Face directory with a model card, for transformers, peft and vLLM.",
+        "Write a policy as a Hugging Face directory with a model card, or trajectories for other programs.",
+    ),
+    (
+        "import",
+        LOOK,
+        "import_rows:import_rows",
+        "Take trajectories with token ids from JSON lines as the next step's rollout, and their rewards as its score.",
     ),
     (
         "init",

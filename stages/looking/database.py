@@ -20,6 +20,7 @@ import pyarrow as pa
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import read_metrics
+from nanoskyrl.stages.core.pipeline import OURS
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run
 from nanoskyrl.stages.core.storage import is_local
 from nanoskyrl.stages.core.trajectory import RENAMED, STAGE_ORDER, TOKEN_COLUMNS, schema_of
@@ -64,6 +65,12 @@ class FinishedOutput:
     def files(self) -> list[str]:
         """Return its parts."""
         return [str(self.directory / part.name) for part in self.manifest.parts]
+
+    @property
+    def columns(self) -> str:
+        """The stage whose columns its rows have: of one of somebody's own, that whose tables it passed on."""
+        stage = str(self.manifest.facts.get("table", self.manifest.stage))
+        return stage if stage in OURS else "score"
 
 
 def finished_outputs(place: Path) -> list[FinishedOutput]:
@@ -191,8 +198,7 @@ def _views(outputs: list[FinishedOutput]) -> Iterator[tuple[str, str]]:
             by_table.setdefault(name, []).append(output)
     for name, found in by_table.items():
         yield name, _of_parts(found, EVALUATION if name == EVALUATED else STEP)
-    telling = [next(iter(of), None) for of in _most_telling(outputs).values()]
-    yield "trajectories", _of_parts([output for output in telling if output], STEP, "advantage")
+    yield "trajectories", _of_parts(_most_telling(outputs), STEP, "advantage")
     keys = "step, trajectory_id, step_index, env, task_id"
     yield (
         "turns",
@@ -215,15 +221,25 @@ def _views(outputs: list[FinishedOutput]) -> Iterator[tuple[str, str]]:
     )
 
 
-def _most_telling(outputs: list[FinishedOutput]) -> dict[int | None, list[FinishedOutput]]:
-    """Return the outputs with trajectories by step, the one that tells most first; named ones beside them are not."""
-    found: dict[int | None, list[FinishedOutput]] = {}
+def telling_outputs(place: Path) -> list[FinishedOutput]:
+    """Return of each step of a run the output with trajectories that tells most, or the one of a stage's directory.
+
+    Raises:
+        InputError: nothing of the kind is there, or a manifest cannot be read.
+    """
+    return _most_telling(finished_outputs(place))
+
+
+def _most_telling(outputs: list[FinishedOutput]) -> list[FinishedOutput]:
+    """Return of each step the output that tells most; evaluations and second opinions are not the run's own."""
+    if len(outputs) == 1:
+        return [output for output in outputs if output.manifest.stage != "train" and output.manifest.parts]
+    found: dict[int | None, FinishedOutput] = {}
     for stage in reversed(STAGE_ORDER):
         for output in outputs:
-            alone = output.step is None and len(outputs) == 1
-            if output.manifest.stage == stage and (alone or output.directory.name == stage):
-                found.setdefault(output.step, []).append(output)
-    return found or {None: [output for output in outputs if len(outputs) == 1 and output.manifest.stage != "train"]}
+            if output.directory.name == output.manifest.stage == stage:
+                found.setdefault(output.step, output)
+    return [found[step] for step in sorted(found, key=lambda step: -1 if step is None else step)]
 
 
 def _of_parts(outputs: list[FinishedOutput], place: str, stage: str | None = None) -> str:

@@ -75,7 +75,7 @@ def compare_rows(
             apart[0].append(a)
             apart[1].append(b)
     if any(apart):
-        _compare_by_id(apart[0], apart[1], found, tolerance, decode)
+        _compare_by_id(sorted(apart[0]), sorted(apart[1]), found, tolerance, decode)
     return found
 
 
