@@ -50,6 +50,10 @@ def advantage(
             help="Advantages that an adaptive KL continues from; default: the step before's.", show_default=False
         ),
     ] = None,
+    score: Annotated[
+        str | None,
+        typer.Option(help="Of `skyrl score --name`; written beside, as advantage-NAME.", show_default=False),
+    ] = None,
     run: RunOption = None,
     out: OutOption = None,
     config: ConfigOption = None,
@@ -71,7 +75,9 @@ def advantage(
     if dry_run:
         from nanoskyrl.stages.looking.preview import SHOWN, show_advantages
 
-        found = session.preview_advantage(source=path(scored), policy=start, reference=frozen, previous=path(previous))
+        found = session.preview_advantage(
+            source=path(scored), policy=start, reference=frozen, previous=path(previous), score=score
+        )
         if as_json:
             print_json(found.select(list(SHOWN)).to_pylist())
         else:
@@ -79,8 +85,9 @@ def advantage(
         return 0
     with working("advantage"):
         outcome = session.advantage(
-            source=path(scored), output=path(out), policy=start, reference=frozen, previous=path(previous), force=force
-        )
+            source=path(scored), output=path(out), policy=start, reference=frozen, previous=path(previous),
+            score=score, force=force,
+        )  # fmt: skip
     learnable = outcome.manifest.rows_out > sum(outcome.manifest.dropped.values())
-    code = finish(outcome, session, "advantage" if learnable else None, as_json)
+    code = finish(outcome, session, "advantage" if learnable and score is None else None, as_json)
     return code if learnable else EXIT_SHORT

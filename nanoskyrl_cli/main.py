@@ -67,12 +67,25 @@ COMMANDS = (
     ),
     ("show", LOOK, "show:show", "Look at a run, at shards, or at one trajectory."),
     (
+        "diff",
+        LOOK,
+        "diff:diff",
+        "Say what differs between two runs, outputs or policies, in the order in which it came about.",
+    ),
+    ("sql", LOOK, "sql:sql", "Ask a run in SQL: all stages as tables, which are only read; or a saved question."),
+    (
         "compare",
         LOOK,
         "compare:compare",
         "Set algorithms side by side on the same shard and policy: loss, gradient, what is clipped, who is pushed.",
     ),
     ("verify", LOOK, "verify:verify", "Check every digest, and that each stage's inputs are what its parents wrote."),
+    (
+        "replay",
+        LOOK,
+        "replay:replay",
+        "Play the recorded actions of a trajectory in its environment again, and say what no longer matches.",
+    ),
     (
         "grade",
         LOOK,
@@ -83,7 +96,13 @@ COMMANDS = (
         "export",
         LOOK,
         "export:export",
-        "Write a policy as a Hugging Face directory with a model card, for transformers, peft and vLLM.",
+        "Write a policy as a Hugging Face directory with a model card, or trajectories for other programs.",
+    ),
+    (
+        "import",
+        LOOK,
+        "import_rows:import_rows",
+        "Take trajectories with token ids from JSON lines as the next step's rollout, and their rewards as its score.",
     ),
     (
         "init",

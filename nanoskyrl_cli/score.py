@@ -1,5 +1,9 @@
 """`skyrl score`."""
 
+from typing import Annotated
+
+import typer
+
 from nanoskyrl_cli.options import (
     ConfigOption,
     ForceOption,
@@ -9,16 +13,23 @@ from nanoskyrl_cli.options import (
     RunOption,
     SetOption,
     SourceArgument,
+    finish,
     make,
     open_session,
     path,
+    say,
     weights,
 )
+from nanoskyrl_cli.progress import working
 
 
 def score(
     rollout: SourceArgument = None,
     reward: RewardOption = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Write a second opinion beside the run's score, as score-NAME.", show_default=False),
+    ] = None,
     run: RunOption = None,
     out: OutOption = None,
     config: ConfigOption = None,
@@ -31,4 +42,10 @@ def score(
     Example: skyrl score
     """
     session = open_session(run, config, assignments, {"score": {"rewards": weights(reward) if reward else None}})
-    return make(session, "score", as_json, source=path(rollout), output=path(out), force=force)
+    if name is None:
+        return make(session, "score", as_json, source=path(rollout), output=path(out), force=force)
+    with working("score"):
+        outcome = session.score(source=path(rollout), output=path(out), name=name, force=force)
+    code = finish(outcome, session, None, as_json)
+    say(f"Next: skyrl diff {outcome.output.with_name('score')} {outcome.output}, or skyrl advantage --score {name}")
+    return code

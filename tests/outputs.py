@@ -1,12 +1,16 @@
 """A small stage to write outputs with: parts, crashes, and files that are edited afterwards."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from nanoskyrl.stages.core.manifest import Head
 from nanoskyrl.stages.core.output import open_output
+from nanoskyrl.stages.core.shards import read_part, write_part
 
 HEAD = Head(
     stage="rollout",
@@ -54,3 +58,12 @@ def contents(directory):
 
 def edit(path, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_part(path: Path, column: str, change: Callable[[list[Any]], None]) -> None:
+    """Rewrite a column of a part; its manifest stays as it was."""
+    table = read_part(path)
+    values = table.column(column).to_pylist()
+    change(values)
+    field = table.schema.field(column)
+    write_part(path, table.set_column(table.column_names.index(column), field, pa.array(values, field.type)))

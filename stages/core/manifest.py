@@ -6,7 +6,7 @@ holds no clock and no host, so equal work gives equal bytes.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -214,10 +214,14 @@ def read_started(directory: Path) -> dict[str, Any]:
 
 def first_difference(ours: Any, theirs: Any, name: str = "") -> tuple[str, Any, Any] | None:
     """Return the dotted name and both values of the first place where two JSON values differ, or None."""
+    return next(differences(ours, theirs, name), None)
+
+
+def differences(ours: Any, theirs: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the dotted name and both values of every place where two JSON values differ."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         for key in sorted({*ours, *theirs}):
-            if found := first_difference(ours.get(key), theirs.get(key), f"{name}.{key}" if name else str(key)):
-                return found
-        return None
+            yield from differences(ours.get(key), theirs.get(key), f"{name}.{key}" if name else str(key))
     # JSON knows lists, not tuples.
-    return None if canonical_json(ours) == canonical_json(theirs) else (name, ours, theirs)
+    elif canonical_json(ours) != canonical_json(theirs):
+        yield name, ours, theirs

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nanoskyrl.stages.core.checked import PATH, PATH_OR_NAME, PLACE, Checked, NonNegativeInt
-from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import is_finished
 from nanoskyrl.stages.core.metrics import METRICS
 from nanoskyrl.stages.core.pipeline import STAGES
@@ -25,6 +25,9 @@ EVALUATIONS = "evals"
 """Folder of a run's evaluations, by policy and then by what was evaluated."""
 NUMBER = re.compile("[0-9]{1,9}")
 """Of a step or a policy. Python's own idea of digits takes others too, and its int does not take all of them."""
+
+LABEL = re.compile("[A-Za-z0-9_]{1,40}")
+"""Of a second opinion: `strict` of `score-strict`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +97,22 @@ class Run:
 
     def made(self, step: int) -> list[str]:
         """Return the names of the stages that have a folder in a step."""
-        folders = {path.name for path in self.step(step).iterdir() if path.is_dir()}
+        folders = {path.name for path in self.step(step).iterdir() if path.is_dir() and "-" not in path.name}
         return [*(name for name in STAGES if name in folders), *sorted(folders.difference(STAGES))]
+
+    def beside(self, step: int, stage: str, name: str) -> Path:
+        """Return where a stage writes a second opinion under a name, which the run does not go by.
+
+        Raises:
+            SettingsError: it is no name for a folder.
+        """
+        if not LABEL.fullmatch(name):
+            raise SettingsError(f"`{name}` cannot be a name", hint="Use letters, digits and _, such as `strict`")
+        return self.stage(step, f"{stage}-{name}")
+
+    def made_beside(self, step: int) -> list[str]:
+        """Return the folders of such opinions in a step."""
+        return sorted(path.name for path in self.step(step).iterdir() if path.is_dir() and "-" in path.name)
 
     def policies(self) -> list[int]:
         """Return the published versions, in order."""
@@ -109,8 +126,12 @@ class Run:
             step += 1
         return step
 
-    def newest_with(self, stage: str) -> int:
+    def newest_with(self, stage: str, command: str | None = None) -> int:
         """Return the newest step in which a stage is finished.
+
+        Args:
+            stage: The folder of one.
+            command: What makes it; None: the stage's name.
 
         Raises:
             InputError: there is none, or the newest step's is unfinished.
@@ -122,10 +143,11 @@ class Run:
         if begun is not None:
             raise InputError(
                 f"`{self.stage(begun, stage)}` is unfinished: `{stage}` did not end",
-                hint=f"Run `skyrl {stage}` again to resume",
+                hint=f"Run `skyrl {command or stage}` again to resume",
             )
         raise InputError(
-            f"run `{self.root}` has no finished `{stage}`", hint=f"Run `skyrl {stage}` first, or name the input"
+            f"run `{self.root}` has no finished `{stage}`",
+            hint=f"Run `skyrl {command or stage}` first, or name the input",
         )
 
 

@@ -205,16 +205,29 @@ class Places:
         return source, policy or self.start_of(step)
 
     def of(
-        self, stage: str, step: int | None = None, source: Path | None = None, output: Path | None = None
+        self,
+        stage: str,
+        step: int | None = None,
+        source: Path | None = None,
+        output: Path | None = None,
+        name: str | None = None,
     ) -> tuple[Path, Path, int | None]:
-        """Return input, output and step of a stage: those named, or those of the run's newest step that is ready."""
+        """Return input, output and step of a stage: those named, or those of the run's newest step that is ready.
+
+        Args:
+            stage: Its name.
+            step: Whose; None: that of the source, or the newest.
+            source: Its input.
+            output: Where it writes; None: its place in the step.
+            name: Of a second opinion, whose place is beside the stage's.
+        """
         source, step = self.source(stage, step, source)
         if output is None:
             if step is None:
                 raise SettingsError(
                     f"`{stage}` needs a place for its output", hint="Name one with `--out`, or the run with `--run`"
                 )
-            output = self.run.stage(step, stage)
+            output = self.run.beside(step, stage, name) if name is not None else self.run.stage(step, stage)
         return source, output, step
 
     def source(self, stage: str, step: int | None, source: Path | None) -> tuple[Path, int | None]:

@@ -87,12 +87,18 @@ class Session(Preparation):
 
     @names_lost_settings
     def score(
-        self, step: int | None = None, *, source: Path | None = None, output: Path | None = None, force: bool = False
+        self,
+        step: int | None = None,
+        *,
+        source: Path | None = None,
+        output: Path | None = None,
+        name: str | None = None,
+        force: bool = False,
     ) -> StageResult:
-        """Judge a step's trajectories."""
+        """Judge a step's trajectories; under a name beside the run's own score, which stays."""
         from nanoskyrl.stages.score import reward_code
 
-        source, target, step = self.places.of("score", step, source, output)
+        source, target, step = self.places.of("score", step, source, output, name)
         # The step of the run whose score this is; None: it lies elsewhere.
         own = step if step is not None and target == self.run.stage(step, "score") else None
         # Rows without a verdict are judged again, but never those that were trained on.
@@ -124,10 +130,29 @@ class Session(Preparation):
         policy: Path | None = None,
         reference: Path | None = None,
         previous: Path | None = None,
+        score: str | None = None,
         force: bool = False,
     ) -> StageResult:
-        """Estimate a step's advantages."""
+        """Estimate a step's advantages; of a named score beside the run's own advantages, which stay."""
+        step, source, output = self.of_named_score(score, step, source, output)
         return self._outcome(self.advantage_work(step, source, output, policy, reference, previous), force)
+
+    def of_named_score(
+        self, score: str | None, step: int | None, source: Path | None, output: Path | None = None
+    ) -> tuple[int | None, Path | None, Path | None]:
+        """Return step, input and output of advantages of a named score; without a name as they are.
+
+        Raises:
+            SettingsError: an input is named, too.
+            InputError: no step has the score.
+        """
+        if score is None:
+            return step, source, output
+        if source is not None:
+            raise SettingsError("`--score` and an input are two of one", hint="Name the score, or its directory")
+        if step is None:
+            step = self.run.newest_with(self.run.beside(0, "score", score).name, f"score --name {score}")
+        return step, self.run.beside(step, "score", score), output or self.run.beside(step, "advantage", score)
 
     def preview_advantage(
         self,
@@ -136,11 +161,13 @@ class Session(Preparation):
         policy: Path | None = None,
         reference: Path | None = None,
         previous: Path | None = None,
+        score: str | None = None,
     ) -> Any:
         """Return the table that `advantage` would write."""
         from nanoskyrl.stages.advantage import Models, needs_models, preview
 
-        source, step = self.places.source("advantage", None, source)
+        step, source, _ = self.of_named_score(score, None, source)
+        source, step = self.places.source("advantage", step, source)
         config = self.advantage_config(source)
         if not needs_models(config):
             return preview(source, config)
@@ -239,9 +266,12 @@ class Session(Preparation):
         output, step = work.output, work.step
         was = is_finished(output) and not force
         inside = self.run.root.resolve() in output.resolve().parents
-        log = MetricsLog(self.run.metrics if inside else output.parent / METRICS, step) if is_main() else MetricsLog()
+        in_step = step is not None and output.resolve().parent == self.run.step(step).resolve()
         # What is said for output elsewhere says nothing of the run; nor does what trains beside its command.
-        own = step is not None and output.resolve().parent == self.run.step(step).resolve()
+        own = in_step and output.name in self.stages
+        log = MetricsLog()
+        if is_main() and in_step == own:  # numbers of a second opinion are not the step's
+            log = MetricsLog(self.run.metrics if inside else output.parent / METRICS, step)
         remembers = own and is_main() and not self.places.ahead
         with remembering(self.run, self.settings, self.given, output) if remembers else contextlib.nullcontext():
             return StageResult(work.run(force=force, log=log), output, was)

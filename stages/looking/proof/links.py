@@ -54,6 +54,10 @@ class RunChain:
                 if (manifest := check_output(folder, findings)) is not None:
                     self._expect(manifest.stage == stage, f"{folder} was written by `{manifest.stage}`")
                     self.manifests[step, stage] = manifest
+        self.beside: dict[int, dict[str, Manifest]] = {}
+        for step in run.steps():
+            read = {stage: check_output(run.stage(step, stage), findings) for stage in run.made_beside(step)}
+            self.beside[step] = {stage: manifest for stage, manifest in read.items() if manifest is not None}
         self.policies = {version: self._policy(version) for version in run.policies()}
         self.evaluations: dict[Path, Manifest] = {}
 
@@ -68,6 +72,11 @@ class RunChain:
     def outputs(self) -> Iterator[tuple[Path, Manifest]]:
         """Yield every finished output that was read, steps first."""
         yield from ((self.run.stage(step, stage), manifest) for (step, stage), manifest in self.manifests.items())
+        yield from (
+            (self.run.stage(step, stage), manifest)
+            for step, made in self.beside.items()
+            for stage, manifest in made.items()
+        )
         yield from self.evaluations.items()
 
     def sampler_of(self, step: int) -> int | None:
@@ -143,7 +152,20 @@ class RunChain:
                 getattr(self, f"_check_{stage}")(step, made, rows)
             else:
                 self._check_own(step, stage, made, rows)
+        self._check_beside(step, made)
         return rows
+
+    def _check_beside(self, step: int, made: dict[str, Manifest]) -> None:
+        """Check second opinions: their rows, and that they were made from this step's own output or another of them."""
+        beside = self.beside.get(step, {})
+        for stage, manifest in beside.items():
+            folder, parent = self.run.stage(step, stage), parent_of(manifest)
+            read_rows(folder, manifest, self.findings)
+            sources = [held.digest for name, held in (made | beside).items() if name.split("-")[0] == parent]
+            self._expect(
+                parent is not None and manifest.inputs.get(parent) in sources,
+                f"{folder}: its parent `{parent}` is another than the one it was made from",
+            )
 
     def _check_present(self, step: int, made: dict[str, Manifest]) -> None:
         """Name what the step must have: every input of a finished output, and what comes before a finished step."""
