@@ -52,7 +52,11 @@ def spent(arguments: list[str], code: Path | None) -> Spent:
     paths = {} if code is None else {"PYTHONPATH": str(code)}
     began = time.perf_counter()
     child = subprocess.Popen(
-        [sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **paths}
+        [sys.executable, *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",  # not here, where the checkout's own folders are
+        env={**os.environ, **paths},
     )
     _, status, usage = os.wait4(child.pid, 0)
     wall = time.perf_counter() - began
@@ -158,6 +162,7 @@ def main() -> None:
     parser.add_argument("--schema-1", action="store_true", help="that checkout knows no other schema")
     parser.add_argument("--numpy", choices=("score", "advantage"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.directory = options.directory.resolve()
     if options.numpy:
         (numpy_score if options.numpy == "score" else numpy_advantage)(options.directory)
         return

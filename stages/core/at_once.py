@@ -42,7 +42,7 @@ class AtOnce:
             # may also wait for a thread that holds Python's lock, now and then.
             if idle > WAITED_SECONDS * len(made) and _pauses() - pauses >= len(made) / 4:
                 waited += 1
-                self._waits = len(made) > 1 or (waited > 1 and 2 * waited >= len(found))
+                self._waits = len(made) > 1 or (waited > 1 and 4 * waited >= len(found))
         if len(found) == len(items):
             return found
         pool = ThreadPoolExecutor(self._most, thread_name_prefix="at-once")
