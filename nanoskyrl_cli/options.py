@@ -235,7 +235,7 @@ def say(text: str) -> None:
 def finish(outcome: "StageResult", session: "Session", following: str | None, as_json: bool) -> int:
     """Say what was done and what to type next, or print the manifest; return 3 if rows fell short."""
     from nanoskyrl.stages.core.runs import DEFAULT_RUN
-    from nanoskyrl.stages.looking.show import headline
+    from nanoskyrl.stages.looking.headlines import headline
 
     if as_json:
         emit(outcome.manifest.to_bytes().decode().removesuffix("\n"))
