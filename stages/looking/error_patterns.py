@@ -76,7 +76,7 @@ def counted(rows: Iterable[Sequence[str]]) -> dict[str, int]:
 
 
 def failures(table: pa.Table) -> list[dict[str, Any]]:
-    """Return every call of a table that failed, with its `row` there, its `turn`, the turn's `action` and its `pattern`."""
+    """Return every call of a table that failed: its `row` there, its `turn` and that turn's `action`, its `pattern`."""
     found = []
     for row, calls in enumerate(calls_by_row(table)):
         if not all(call.get("ok") for call in calls):

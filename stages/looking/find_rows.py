@@ -123,7 +123,7 @@ def select(
         found = _facts(source, index, wanted, condition)
         matched += found.num_rows
         if limit is not None and key is None:
-            found = found.slice(0, max(0, limit - held))
+            found = found.slice(0, min(found.num_rows, max(0, limit - held)))
         kept.append(found)
         held += found.num_rows
         if key is not None and limit is not None and held > 4 * limit + 1000:
@@ -176,7 +176,7 @@ def _best(tables: list[pa.Table], key: str, descending: bool, limit: int | None)
     keys = [(key, "descending" if descending else "ascending"), (SOURCE, "ascending"), ("row", "ascending")]
     keys = keys if key not in (SOURCE, "row") else keys[:1]
     order = pc.sort_indices(table, sort_keys=keys)  # what is null comes last
-    return table.take(order if limit is None else order[:limit])
+    return table.take(order if limit is None else order[: min(limit, len(order))])
 
 
 def whole_rows(sources: Sequence[RowSource], found: pa.Table, columns: Sequence[str] | None = None) -> pa.Table:

@@ -53,8 +53,8 @@ TIMES, NOISE_TIMES = 3.0, 10.0
 """A size, or noise, stands out where it is so many times its neighbours'."""
 DROP = 0.25
 """A share stands out where it lies so far from its neighbours'."""
-FLOOR = 1e-5
-"""Sizes below are rounding, and their ratios nothing."""
+FLOOR, NOISE_FLOOR = 1e-5, 1e-2
+"""Sizes, and noise, below are taken for so much: ratios of next to nothing say nothing."""
 AROUND = 3
 """Neighbours on either side."""
 
@@ -126,6 +126,6 @@ def _stands_out(values: Sequence[float | None], index: int, kind: str) -> bool:
     low, high = around[1], around[-2]
     if kind == "share":
         return bool(before and after) and (value > high + DROP or value < low - DROP)
-    times = NOISE_TIMES if kind == "noise" else TIMES
-    low_too = kind == "size" and max(value, FLOOR) * times < low
-    return low_too or value > times * max(high, FLOOR)
+    if kind == "noise":
+        return value > NOISE_TIMES * max(high, NOISE_FLOOR)
+    return value > TIMES * max(high, FLOOR) or max(value, FLOOR) * TIMES < low

@@ -56,7 +56,7 @@ class Condition:
         try:
             found = _value(self.tree, column)
             found = found if isinstance(found, pa.Array) else pa.array([found.as_py()] * rows)
-        except (pa.ArrowException, TypeError, OverflowError) as error:
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise SettingsError(
                 f"`--where {self.text}` cannot be worked out: {str(error).splitlines()[0]}",
                 hint="Compare numbers with numbers and texts with texts",
@@ -87,13 +87,16 @@ def read_condition(text: str, known: Collection[str], prefixes: Collection[str] 
         hint = "Compare with `==`" if "=" in text else EXAMPLE
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         raise SettingsError(f"`--where {text}` cannot be read: {reason}", hint=hint) from error
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in prefixes:
-            names.add(f"{node.value.id}.{node.attr}")
-        elif isinstance(node, ast.Name) and node.id not in {*WORDS, *prefixes}:
-            names.add(node.id)
-    for name in sorted(name for name in names if name not in known and name.partition(".")[0] not in prefixes):
+    dotted = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    names = {ast.unparse(node) for node in dotted}
+    inside = {id(node.value) for node in dotted}
+    names |= {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and node.id not in WORDS and id(node) not in inside
+    }
+    found = {name for name in names if name.partition(".")[0] in prefixes and "." in name}
+    for name in sorted(names - found - set(known)):
         raise SettingsError(
             f"`--where` knows no `{name}`",
             hint=did_you_mean(name, known) or f"It knows {', '.join(sorted(known))}; texts stand in quotes",
@@ -161,6 +164,8 @@ def _compared(left: ast.expr, op: ast.cmpop, right: ast.expr, column: Callable[[
 def _member(left: ast.expr, right: ast.expr, column: Callable[[str], pa.Array]) -> Any:
     """Return whether a text stands in another, or a value among several."""
     if isinstance(right, ast.List | ast.Tuple | ast.Set):
+        if not all(isinstance(item, ast.Constant) for item in right.elts):
+            raise TypeError(f"`{ast.unparse(right)}` holds more than numbers and texts")
         values = pa.array([ast.literal_eval(item) for item in right.elts])
         return pc.is_in(_value(left, column), value_set=values)
     if not (isinstance(left, ast.Constant) and isinstance(left.value, str)):
