@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean
-from nanoskyrl.stages.core.manifest import is_finished, read_manifest
+from nanoskyrl.stages.core.manifest import PASSES_ON, is_finished, read_manifest
 from nanoskyrl.stages.core.runs import Run, step_of
 from nanoskyrl.stages.core.shards import read_part
 from nanoskyrl.stages.core.trajectory import columns_of
@@ -80,10 +80,11 @@ def of_step(run: Run, step: int | None) -> list[RowSource]:
 
 def _of_stage(place: Path, step: int | None) -> list[RowSource]:
     manifest = read_manifest(place)
-    if manifest.stage == "train":
+    table = str(manifest.facts.get(PASSES_ON, manifest.stage))
+    if table == "train":
         columns: tuple[str, ...] = ("trajectory_id", "step_index", *DIAGNOSTICS)
-    elif manifest.stage in (*WITH_ROWS, "eval"):
-        columns = tuple(column.name for column in columns_of(manifest.stage))
+    elif table in (*WITH_ROWS, "eval"):
+        columns = tuple(column.name for column in columns_of(table))
     else:
         return []
     found, first = [], 0

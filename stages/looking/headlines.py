@@ -5,7 +5,7 @@ from typing import Any
 
 from nanoskyrl.stages import rollout as rollout_stage, score as score_stage
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.core.manifest import Manifest
+from nanoskyrl.stages.core.manifest import PASSES_ON, Manifest
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.looking.curve import success_keys
 from nanoskyrl.stages.looking.visible import visible
@@ -18,7 +18,7 @@ def headline(manifest: Manifest, output: Path) -> str:
         "sync": _sync_line, "eval": _eval_line,
     }  # fmt: skip
     try:
-        text = lines[manifest.stage](manifest, output)
+        text = lines.get(manifest.stage, _own_line)(manifest, output)
     # A manifest that somebody made by hand, or an evaluation whose summary is gone.
     except (InputError, KeyError, TypeError, AttributeError, ValueError, OSError):
         text = f"{manifest.rows_out} rows of `{manifest.stage}`"
@@ -50,6 +50,15 @@ def _advantage_line(manifest: Manifest, output: Path) -> str:
     kept = manifest.rows_out - sum(manifest.dropped.values())
     dropped = ", ".join(f"{reason} {count}" for reason, count in manifest.dropped.items())
     return f"{kept} of {manifest.rows_out} rows to learn from" + (f" (left out: {dropped})" if dropped else "")
+
+
+def _own_line(manifest: Manifest, output: Path) -> str:
+    """Return what a stage of somebody's own did to the rows that it passed on."""
+    dropped = ", ".join(f"{reason} {count}" for reason, count in manifest.dropped.items())
+    left = (
+        f"{manifest.rows_out} of {manifest.rows_in} rows of {manifest.facts[PASSES_ON]} passed on by {manifest.stage}"
+    )
+    return left + (f" (dropped: {dropped})" if dropped else "")
 
 
 def _train_line(manifest: Manifest, output: Path) -> str:

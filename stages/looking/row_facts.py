@@ -102,7 +102,7 @@ GIVEN = ("step", "row")
 
 
 def known_facts(columns: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return the facts that can be told of a table with these columns, each with the columns that it needs."""
+    """Return the facts that follow from a table with these columns, each with the columns that it needs."""
     columns = set(columns)
     plain = {name: (name,) for name in (*PLAIN, *DIAGNOSTICS) if name in columns}
     derived = {name: fact.needs for name, fact in DERIVED.items() if columns.issuperset(fact.needs)}

@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.core.manifest import is_finished, read_manifest
-from nanoskyrl.stages.core.runs import EVALUATIONS, STAGES, Run
+from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
+from nanoskyrl.stages.core.pipeline import STAGES
+from nanoskyrl.stages.core.runs import EVALUATIONS, Run
 from nanoskyrl.stages.looking.curve import curve
 from nanoskyrl.stages.looking.environment_report import EnvironmentReport, environment_reports
 from nanoskyrl.stages.looking.find_rows import of_step
@@ -61,17 +62,20 @@ def steps_table(run: Run, steps: Sequence[int], numbers: Steps, limit: int) -> T
 
 
 def done(run: Run, step: int) -> str:
-    """Return how far a step is."""
-    finished = [stage for stage in STAGES if is_readable(run.stage(step, stage))]
-    return "all" if len(finished) == len(STAGES) else f"to {finished[-1]}" if finished else "none"
+    """Return how far a step is: up to the stage of which nothing was made yet."""
+    made = run.made(step) if run.step(step).is_dir() else []
+    finished = {name: found for name in made if (found := readable(run.stage(step, name)))}
+    used = {name for manifest in finished.values() for name in manifest.inputs}
+    last = [name for name in finished if name not in used]
+    return "all" if {*STAGES} <= {*finished} else f"to {last[-1]}" if last else "none"
 
 
-def is_readable(directory: Path) -> bool:
-    """Say whether a stage ended here and left a manifest that can be read; `verify` says what is wrong with it."""
+def readable(directory: Path) -> Manifest | None:
+    """Return the manifest of a stage that ended here; None if there is none, or one that `verify` calls broken."""
     try:
-        return is_finished(directory) and bool(read_manifest(directory))
+        return read_manifest(directory) if is_finished(directory) else None
     except InputError:
-        return False
+        return None
 
 
 def run_as_plain(run: Run) -> dict[str, Any]:
@@ -96,10 +100,10 @@ def run_as_plain(run: Run) -> dict[str, Any]:
 
 def step_blocks(run: Run, step: int) -> Iterator[RenderableType]:
     """Yield what each stage of a step left, and its attempts by environment."""
-    for stage in STAGES:
+    for stage in dict.fromkeys([*STAGES, *run.made(step)]):
         place = run.stage(step, stage)
-        if is_readable(place):
-            yield Text(f"{stage:<10} {headline(read_manifest(place), place)}")
+        if manifest := readable(place):
+            yield Text(f"{stage:<10} {headline(manifest, place)}")
         else:
             yield Text(f"{stage:<10} {'unfinished' if place.is_dir() else 'not begun'}", style="dim")
     yield Text()
@@ -141,7 +145,7 @@ def policies_as_plain(run: Run) -> list[dict[str, Any]]:
         versions[digest] = version
         evaluated = {}
         for output in sorted((run.root / EVALUATIONS / f"{version:08d}").glob("*")):
-            if is_readable(output):
+            if readable(output):
                 evaluated[output.name] = summary_of(output).get("success")
         made = f"step {version - 1}" if version and is_finished(run.stage(version - 1, "sync")) else info.source
         found.append(
@@ -213,6 +217,6 @@ def evaluations_in(place: Path) -> dict[str, dict[str, Any]]:
     from nanoskyrl.stages.looking.eval_report import summary_of
 
     depth = "*/*" if place.name == EVALUATIONS else "*"
-    outputs = [output for output in sorted(place.glob(depth)) if is_readable(output)]
+    outputs = [output for output in sorted(place.glob(depth)) if readable(output)]
     names = (f"{_who(output.parent.name)} {output.name}" for output in outputs)
     return {name: summary_of(output) for name, output in zip(names, outputs, strict=True)}

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics
-from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.core.pipeline import STAGES
+from nanoskyrl.stages.core.runs import Run
+from nanoskyrl.stages.looking.timings import stages_in
 
 Steps = dict[str, list[float | None]]
 """A list for each number, an element a step; None where there is none."""
@@ -62,7 +64,7 @@ AROUND = 3
 def step_numbers(run: Run) -> tuple[list[int], Steps]:
     """Return a run's steps and their numbers, those of the parts of its reward by `part.NAME` among them."""
     lines = read_metrics(run.metrics)
-    by_stage = {stage: latest(lines, stage) for stage in (*STAGES, "loop")}
+    by_stage = {stage: latest(lines, stage) for stage in (*STAGES, *stages_in(lines), "loop")}
     steps = sorted({*run.steps(), *(step for found in by_stage.values() for step in found)})
     numbers: Steps = {
         number.name: [number_in(by_stage[number.stage].get(step, {}), number.key) for step in steps]
@@ -101,7 +103,7 @@ def _clipped(line: Mapping[str, Any]) -> float | None:
 
 def _by_hand(by_stage: Mapping[str, Mapping[int, Mapping[str, Any]]], step: int) -> float | None:
     """Return the seconds of a step's stages, for a step that no loop timed."""
-    found = [number_in(by_stage[stage].get(step, {}), "timing/total") for stage in STAGES]
+    found = [number_in(lines.get(step, {}), "timing/total") for stage, lines in by_stage.items() if stage != "loop"]
     return sum(value for value in found if value is not None) or None
 
 

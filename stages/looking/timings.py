@@ -1,9 +1,18 @@
 """Where a run's time went."""
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from rich.table import Table
 
 from nanoskyrl.stages.core.metrics import number_in, read_metrics
-from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.core.pipeline import RESERVED, STAGES
+from nanoskyrl.stages.core.runs import Run
+
+
+def stages_in(lines: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the stages of a step that left numbers: those of every run, and those of somebody's own."""
+    return sorted({str(line.get("stage")) for line in lines} - (RESERVED - {*STAGES}))
 
 
 def timing_table(run: Run) -> Table:
@@ -39,9 +48,10 @@ def time_spent(run: Run) -> dict[str, float]:
         "environments": environments,
         "rollout, besides": spent("rollout") - spent("rollout", "generate") - spent("rollout", "env"),
         "score": spent("score"),
+        **{stage: spent(stage) for stage in stages_in(lines) if stage not in STAGES},
         "advantage": spent("advantage"),
         "train, besides": spent("train") - training,
         "sync": spent("sync"),
         "eval, besides": spent("eval") - spent("eval", "generate") - spent("eval", "env"),
-        "loop, besides": max(0.0, spent("loop") - sum(spent(stage) for stage in STAGES)) if spent("loop") else 0.0,
+        "loop, besides": max(0.0, spent("loop") - sum(map(spent, stages_in(lines)))) if spent("loop") else 0.0,
     }

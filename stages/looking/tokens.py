@@ -22,7 +22,7 @@ COLUMNS = {
     "logprob": "rollout_logprobs", "advantage": "advantages", "old_logprob": "old_logprobs",
     "ref_logprob": "ref_logprobs", "value": "values", "return_": "returns",
 }  # fmt: skip
-"""What is told of a token, by the column that holds it."""
+"""What is known of a token, by the column that holds it."""
 TOKENIZER = "tokenizer.json"
 
 

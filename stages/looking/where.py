@@ -99,7 +99,7 @@ def read_condition(text: str, known: Collection[str], prefixes: Collection[str] 
     for name in sorted(names - found - set(known)):
         raise SettingsError(
             f"`--where` knows no `{name}`",
-            hint=did_you_mean(name, known) or f"It knows {', '.join(sorted(known))}; texts stand in quotes",
+            hint=did_you_mean(name, known) or f"It knows {', '.join(sorted(known))}; texts need quotes",
         )
     return Condition(text, tree, frozenset(names))
 
@@ -162,7 +162,7 @@ def _compared(left: ast.expr, op: ast.cmpop, right: ast.expr, column: Callable[[
 
 
 def _member(left: ast.expr, right: ast.expr, column: Callable[[str], pa.Array]) -> Any:
-    """Return whether a text stands in another, or a value among several."""
+    """Return whether one text contains another, or a value is among several."""
     if isinstance(right, ast.List | ast.Tuple | ast.Set):
         if not all(isinstance(item, ast.Constant) for item in right.elts):
             raise TypeError(f"`{ast.unparse(right)}` holds more than numbers and texts")

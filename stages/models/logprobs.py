@@ -32,7 +32,7 @@ class TokenStatistics:
     entropy: Tensor
     """[B, T-1] float32 nats; without gradient."""
     hidden: Tensor | None
-    """[B, T-1, H] states that the tokens were foretold from, if asked for; carry the gradient."""
+    """[B, T-1, H] states that the tokens were predicted from, if asked for; carry the gradient."""
 
 
 def sequence_logprobs(

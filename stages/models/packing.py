@@ -35,7 +35,7 @@ PLAIN_LAYERS = {"full_attention", "sliding_attention", "attention"}
 
 
 def _varlen_options() -> frozenset[str] | None:
-    """Return what torch's attention over rows of any length can be told; None where there is none."""
+    """Return what torch's attention over rows of any length takes; None where there is none."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:

@@ -1,4 +1,4 @@
-"""The page of a run: what stands in it, that it asks for nothing, and that no text of a policy's becomes markup."""
+"""The page of a run: what it holds, that it asks for nothing, and that no text of a policy's becomes markup."""
 
 import json
 import re

@@ -56,7 +56,7 @@ def test_a_condition_chooses_rows_and_null_is_never_chosen(text, rows):
         ("reward", "is no yes or no", "Write, for instance"),
         ("reward == 'a'", "cannot be worked out", "Compare numbers with numbers"),
         ("reward and success", "`reward` is no yes or no", "Compare numbers"),
-        ("__import__('os').system('x') == 0", "knows no `__import__`", "texts stand in quotes"),
+        ("__import__('os').system('x') == 0", "knows no `__import__`", "texts need quotes"),
         ("reward.real > 0", "knows no `reward.real`", ""),
         ("part > 0", "knows no `part`", ""),
         ("(lambda: True)()", "is no comparison", ""),

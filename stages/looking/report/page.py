@@ -119,7 +119,7 @@ def _rendered(sides: Sequence[_Side], data: Mapping[str, Any], shown: int, total
 
 
 def _json(value: Any) -> str:
-    """Return JSON that cannot end the element it stands in."""
+    """Return JSON that cannot end the element that holds it."""
     return json.dumps(value, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c").replace("&", "\\u0026")
 
 

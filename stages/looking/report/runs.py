@@ -7,12 +7,13 @@ from typing import Any
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import Manifest, read_manifest
 from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics
-from nanoskyrl.stages.core.runs import EVALUATIONS, INPUT_OF, STAGES, Run, version_of
+from nanoskyrl.stages.core.pipeline import STAGES
+from nanoskyrl.stages.core.runs import EVALUATIONS, Run, version_of
 from nanoskyrl.stages.looking.environment_report import EnvironmentReport, environment_reports
 from nanoskyrl.stages.looking.find_rows import RowSource, of_step
 from nanoskyrl.stages.looking.reading import Remark, remarks
 from nanoskyrl.stages.looking.report.charts import Series
-from nanoskyrl.stages.looking.show_run import is_readable
+from nanoskyrl.stages.looking.show_run import readable
 from nanoskyrl.stages.looking.step_numbers import Steps, step_numbers
 
 READ = 100_000
@@ -116,7 +117,7 @@ def evaluations(one: ReportedRun) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for place in sorted((one.run.root / EVALUATIONS).glob("*/*")):
         version = version_of(one.run.root / "policies" / place.parent.name)
-        if version is None or not is_readable(place):
+        if version is None or readable(place) is None:
             continue
         try:
             numbers = summary_of(place)
@@ -162,32 +163,38 @@ def spread(items: Sequence[int], count: int) -> list[int]:
 def manifests(one: ReportedRun) -> Iterator[tuple[int, str, Manifest]]:
     """Yield the manifests of a run's stages, step by step."""
     for step in one.run.steps():
-        for stage in STAGES:
-            if is_readable(one.run.stage(step, stage)):
-                yield step, stage, read_manifest(one.run.stage(step, stage))
+        for stage in one.run.made(step):
+            if manifest := readable(one.run.stage(step, stage)):
+                yield step, stage, manifest
 
 
 def lineage(one: ReportedRun) -> list[dict[str, Any]]:
     """Return the stages of each step: their digests, rows, and whether the input they record is what lies there."""
-    found: dict[int, dict[str, Any]] = {}
-    digests: dict[tuple[int, str], str] = {}
+    found: dict[int, dict[str, Manifest]] = {}
     for step, stage, manifest in manifests(one):
-        digests[step, stage] = manifest.digest
-        parent = INPUT_OF.get(stage)
-        recorded = manifest.inputs.get(parent) if parent else None
-        known = digests.get((step, parent)) if parent else None
-        nodes = found.setdefault(step, {"step": step, "nodes": []})["nodes"]
-        nodes.append(
-            {
-                "stage": stage,
-                "digest": manifest.digest[:8],
-                "rows": manifest.rows_out,
-                "policy": (manifest.policy or "")[:8],
-                "made": str(manifest.facts.get("policy") or "")[:8],
-                "broken": recorded is not None and known is not None and recorded != known,
-            }
-        )
-    return list(found.values())
+        found.setdefault(step, {})[stage] = manifest
+    return [{"step": step, "nodes": [_node(made, name) for name in _in_order(made)]} for step, made in found.items()]
+
+
+def _in_order(made: Mapping[str, Manifest]) -> list[str]:
+    """Return the stages of a step, each behind those whose output it read."""
+    order: list[str] = []
+    while len(order) < len(made):
+        rest = [name for name in made if name not in order]
+        order.append(next((n for n in rest if not (made.keys() - {*order, n}) & made[n].inputs.keys()), rest[0]))
+    return order
+
+
+def _node(made: Mapping[str, Manifest], name: str) -> dict[str, Any]:
+    manifest = made[name]
+    return {
+        "stage": name,
+        "digest": manifest.digest[:8],
+        "rows": manifest.rows_out,
+        "policy": (manifest.policy or "")[:8],
+        "made": str(manifest.facts.get("policy") or "")[:8],
+        "broken": any(key in made and made[key].digest != digest for key, digest in manifest.inputs.items()),
+    }
 
 
 def settings_of(one: ReportedRun) -> dict[str, Any]:
