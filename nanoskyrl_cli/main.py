@@ -59,6 +59,12 @@ COMMANDS = (
         "Look at a run, a step, shards, policies, evaluations, or one trajectory.",
     ),
     (
+        "browse",
+        LOOK,
+        "browse:browse",
+        "Walk through a run in the whole terminal: steps, trajectories, turns and tokens, with search and keys.",
+    ),
+    (
         "report",
         LOOK,
         "report:report",
