@@ -13,7 +13,6 @@ import typer
 
 from nanoskyrl.stages.core.errors import EXIT_OK, EXIT_SHORT, SettingsError
 from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl_cli.progress import working
 
 if TYPE_CHECKING:
     from nanoskyrl.stages.running.interface import OpenRun
@@ -261,6 +260,8 @@ def finish(outcome: "StageResult", session: "Session", made: str | None, as_json
 
 def make(session: "Session", stage: str, as_json: bool, **named: Any) -> int:
     """Let a stage work on what is named, and say what it did; return the exit code."""
+    from nanoskyrl_cli.progress import working
+
     with working(stage):
         outcome = session.make(stage, **named)
     return finish(outcome, session, stage, as_json)

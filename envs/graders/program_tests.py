@@ -3,7 +3,7 @@
 The program's process never holds the tests, what they expect, or the words that tell how they ended: those are in
 a process of their own (`two_process_tests.py`), which only asks it to call its functions. So none of these passes:
 ending early, hooks at the exit, walks over frames or objects, objects equal to everything, other builtins, writing to
-any handle or to the wire, a name that stands for AssertionError. What was tried stands in
+any handle or to the wire, a name that stands for AssertionError. What was tried is in
 tests/envs/test_program_tests.py.
 
 What remains: the program sees the arguments and may answer by their looks. A test that asks no more than what the

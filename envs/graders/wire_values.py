@@ -80,7 +80,7 @@ def decode(value: Any, referred: Callable[..., Any]) -> Any:
     """Return the value that `encode` wrote.
 
     Args:
-        value: What JSON gave; anything may stand in it.
+        value: What JSON gave; anything may be in it.
         referred: Takes a tag and what stands behind it, and returns what that names.
 
     Raises:

@@ -2,7 +2,7 @@
 
 Two backends, neither of them a plain subprocess. `monty` is an interpreter of its own in a worker process: hundreds of
 microseconds a call, most of Python, no files but those given. `bwrap` runs CPython itself, or any command, in
-namespaces: tens of milliseconds. What they promise stands in `promises.py`, each promise with the attacks by which it
+namespaces: tens of milliseconds. What they promise is in `promises.py`, each promise with the attacks by which it
 is tried; nothing else is promised.
 
 What the program does wrong is reported in `Ran`. A backend that does not work raises: that is

@@ -92,7 +92,7 @@ def memory_of(pid: int) -> int:
     Raises:
         PermissionError: it may not be looked at.
     """
-    # A first thread that ended holds nothing, and the others go on.
+    # A first thread that ended holds nothing, and the others continue.
     for task in listed(f"/proc/{pid}/task"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             lines = Path(f"/proc/{pid}/task/{task}/smaps_rollup").read_bytes().splitlines()

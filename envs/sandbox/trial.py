@@ -35,9 +35,9 @@ from nanoskyrl.stages.core.errors import SandboxError
 SCENE = "a name that only this process has"
 VARIABLE = "SKYRL_SECRET"
 SLACK = 120.0
-"""Seconds past a program's own that starting and ending it may take on a busy machine; attacks go on for longer."""
+"""Seconds past a program's own that starting and ending it may take on a busy machine; attacks last longer."""
 PATIENCE = 4
-"""A plain process that goes on for so many times the limit goes on for ever."""
+"""A plain process that continues for so many times the limit continues for ever."""
 NONE = "none"
 
 
@@ -78,7 +78,7 @@ class Scene:
         return found
 
     def names(self) -> dict[str, Any]:
-        """Return what attacks are told."""
+        """Return what attacks are given."""
         of = self.listeners
         return {
             "secret": str(self.secret), "folder": str(self.folder), "out": str(self.out), "pid": os.getpid(),
@@ -178,7 +178,7 @@ def attempt(name: str, promise: Promise, backend: str, at: Scene) -> str | None:
     begun = time.monotonic()
     if backend == NONE:
         with _plainly(code, promise, group="own group" not in name) as ran:
-            return "it goes on" if ran.reason == "timeout" else _succeeded(name, promise, at, ran, 0.3)
+            return "it continues" if ran.reason == "timeout" else _succeeded(name, promise, at, ran, 0.3)
     ran = run_python(code, limits=promise.limits, backend=backend)
     if (seconds := time.monotonic() - begun) > promise.limits.seconds + SLACK:
         return f"it ran for {seconds:.0f} s"

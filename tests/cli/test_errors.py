@@ -321,7 +321,7 @@ CASES = {
     "trajectories without turns": (part_without("turns"), 2, "part.parquet` holds no trajectories: column `turns` is missing", "docs/trajectory.md"),
     "trajectories without advantages": (part_without("advantages", "drop_reason"), 2, "column `advantages` is missing", "docs/trajectory.md"),
     "a row of none": (no_rows, 2, "there is no row 0", "no rows at all"),
-    "fewer rows than none": (in_run("show", "--limit", "-1"), 2, "`--limit` must be at least 1, not -1", "number of rows"),
+    "fewer rows than none": (in_run("show", "--limit", "-1"), 2, "`--limit` must be at least 1, not -1", "Leave it out for 10"),
     "nothing to verify": (lambda run: ["verify", run.parent / "nothing"], 2, "neither a run nor a finished stage", "runs/default"),
     "an unknown kind": (lambda run: ["list", "envs"], 2, "there is no kind `envs`", "Did you mean `env`?"),
     "settings written twice": (in_run("init"), 2, "is there already", "--force"),

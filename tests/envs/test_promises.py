@@ -136,7 +136,7 @@ def test_the_trial_itself_notices_every_kind_of_harm(tmp_path, monkeypatch):
         "signals": "import os\nos.kill(pid, 10)",
         "prints": "print('x' * 200000)",
         "leaves a process": "import subprocess\nsubprocess.Popen(['sleep', mark])",
-        "goes on": "while True: pass",
+        "continues": "while True: pass",
         "does nothing": "print('fine')",
     }
     promise = replace(PROMISES["time"], attacks=harmless)

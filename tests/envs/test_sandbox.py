@@ -1,4 +1,4 @@
-"""Programs that only want to run, and how those end that fail; what tries to get out stands in test_promises.py."""
+"""Programs that only want to run, and how those end that fail; what tries to get out is in test_promises.py."""
 
 import os
 import threading
