@@ -40,7 +40,7 @@ class Browser(App[None]):
 
     CSS = """
     #steps { width: 32; }
-    #middle { width: 52; }
+    #middle { width: 62; }
     #rows { height: 1fr; }
     #one { padding: 0 1; }
     #says { height: auto; max-height: 6; padding: 0 1; }
