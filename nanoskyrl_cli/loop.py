@@ -1,6 +1,8 @@
 """`skyrl loop`."""
 
-from typing import Annotated
+import contextlib
+import sys
+from typing import Annotated, Any
 
 import typer
 
@@ -16,7 +18,6 @@ from nanoskyrl_cli.options import (
     open_session,
     say,
 )
-from nanoskyrl_cli.progress import working
 
 
 def loop(
@@ -48,7 +49,9 @@ def loop(
 
     Example: skyrl loop --preset quickstart
     """
+    from nanoskyrl.stages.core.config import stage_config
     from nanoskyrl.stages.looking.curve import curve, report_line
+    from nanoskyrl.stages.looking.live import live_loop
 
     flags = {
         "run": {"policy": policy, "seed": seed, "lag": lag},
@@ -58,12 +61,16 @@ def loop(
     }
     session = open_session(run, config, assignments, flags, preset=preset, lasts=force)
     found = session.run
-    with working("loop") as now:
-        done = session.loop(
-            report=lambda step, numbers: say(report_line(step, numbers)),
-            begins=lambda step, stage: now(f"step {step}: {stage}"),
-            force=force,
-        )
+    wanted = stage_config(session.settings, "loop").steps
+    with live_loop(found, wanted) if sys.stderr.isatty() else contextlib.nullcontext() as view:
+
+        def report(step: int, numbers: dict[str, Any]) -> None:
+            say(report_line(step, numbers))
+            if view is not None:
+                view.reported()
+
+        begins = view.begins if view is not None else lambda step, stage: None
+        done = session.loop(report=report, begins=begins, force=force)
     say(curve(found) if done else f"up to date: {found.root}")
     say(f"Run: {found.root}")
     say(f"Next: skyrl show {found.root}, or skyrl show {found.root} --timing")
