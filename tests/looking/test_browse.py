@@ -106,9 +106,8 @@ def test_without_a_terminal_or_a_run_it_is_one_error(small, tmp_path):
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="no tmux here")
 def test_in_a_real_terminal(small, tmp_path):
     def tmux(*words):
-        return subprocess.run(
-            ["tmux", "-L", tmp_path.name, *map(str, words)], capture_output=True, text=True, check=True
-        )
+        command = ["tmux", "-L", tmp_path.name, *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     program = f"cd {ROOT} && {sys.executable} -c 'from nanoskyrl_cli.main import main; main()' browse {small.root}"
     tmux("new-session", "-d", "-x", "170", "-y", "50", program)
