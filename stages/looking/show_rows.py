@@ -28,7 +28,7 @@ from nanoskyrl.stages.looking.visible import one_line, visible
 By = Literal["group", "task", "env", "step"]
 BY = get_args(By)
 COLUMN_OF: dict[str, str] = {"group": "group_id", "task": "task_id", "env": "env", "step": "step"}
-TASK_WIDTH, ARGS_WIDTH = 24, 60
+TASK_WIDTH, NAME_WIDTH = 24, 32
 FACTS = (
     "trajectory_id", "task_id", "env", "status", "stop_reason", "sample", "group_id", "turns", "tokens", "tool_calls",
     "failed_calls", "reward", "success", "score_status", "advantage", "drop_reason", "policy_version", "error",
@@ -125,7 +125,9 @@ def group_table(lines: Sequence[dict[str, Any]]) -> Table:
     """Return what `grouped_rows` found as a table."""
     grid = Table(box=None, pad_edge=False)
     for name in lines[0] if lines else ():
-        grid.add_column(name.replace("_", " "), justify="left" if isinstance(lines[0][name], str) else "right")
+        texts = [line[name] for line in lines if isinstance(line[name], str)]
+        least = min(NAME_WIDTH, max(map(len, texts), default=0))  # names are typed again: they are not cut short
+        grid.add_column(name.replace("_", " "), justify="left" if texts else "right", no_wrap=True, min_width=least)
     for line in lines:
         grid.add_row(*(Text(_cell(value)) for value in line.values()))
     return grid

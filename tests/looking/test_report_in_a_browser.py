@@ -117,6 +117,18 @@ def test_tokens_are_coloured_by_what_is_chosen(opened, report):
     assert "logprob" in sampled.first.get_attribute("title")
 
 
+def test_one_trajectory_is_held_beside_the_next(opened, report):
+    page = opened(report)
+    page.keyboard.press("x")
+    held = page.locator("#one h3").first.inner_text()
+    page.locator("#list li").last.click()
+    assert page.locator("#one.two > div").count() == 2
+    assert page.locator("#one h3").first.inner_text() == held
+    page.locator("#one button", has_text="let go").click()
+    page.keyboard.press("k")
+    assert page.locator("#one > div").count() == 1
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_light_and_dark_follow_the_system_and_the_button(opened, report, scheme):
     page = opened(report, color_scheme=scheme)

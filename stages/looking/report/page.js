@@ -3,7 +3,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const by = (id) => document.getElementById(id);
 const COLORS = ["advantage", "logprob", "ratio", "mask"];
-const state = { shown: [], at: 0, color: "advantage" };
+const state = { shown: [], at: 0, color: "advantage", drawn: null, held: null };
 
 function make(tag, text, className) {
   const found = document.createElement(tag);
@@ -126,8 +126,18 @@ function select(index) {
 }
 const short = (value) => (typeof value === "number" ? String(Number(value.toPrecision(4))) : value ?? "?");
 function draw(t) {
-  const one = by("one");
-  if (!t) { one.replaceChildren(make("p", "No trajectory of the sample meets these conditions.", "muted")); return; }
+  state.drawn = t ?? null;
+  const both = [state.held, t].filter((one, index) => one && (index === 0 || one !== state.held));
+  by("one").classList.toggle("two", both.length > 1);
+  if (!t) by("one").replaceChildren(make("p", "No trajectory of the sample meets these conditions.", "muted"));
+  else by("one").replaceChildren(...both.map(whole));
+}
+function hold(t) {
+  state.held = state.held === t ? null : t;
+  draw(t);
+}
+function whole(t) {
+  const box = make("div");
   const facts = make("dl", null, "facts");
   const fact = (name, value) => facts.append(make("dt", name), make("dd", value));
   fact("trajectory", `${t.id} (step ${t.step}, row ${t.row})`);
@@ -139,7 +149,10 @@ function draw(t) {
   if (t.patterns.length) fact("errors", t.patterns.map((p) => `${p}: ${data.patterns[p]}`).join("; "));
   if (t.error) fact("failed by", t.error);
   fact("task's data", t.meta);
-  const parts = [make("h3", `${t.env}, ${t.task}`), facts, siblings(t)];
+  const held = make("button", state.held === t ? "let go" : "hold beside the next");
+  held.type = "button";
+  held.addEventListener("click", () => hold(t));
+  const parts = [make("h3", `${t.env}, ${t.task}`), held, facts, siblings(t)];
   let turn = -1;
   for (const [role, text] of t.messages) {
     const box = make("div", null, "turn");
@@ -153,7 +166,8 @@ function draw(t) {
   }
   for (const call of t.calls.filter((c) => c.turn > turn)) parts.push(callLine(call));
   if (t.tokens.text.length) parts.push(...tokens(t));
-  one.replaceChildren(...parts);
+  box.append(...parts);
+  return box;
 }
 function callLine(call) {
   const line = make("div", null, `call mono ${call.ok ? "ok" : "failed"}`);
@@ -203,7 +217,7 @@ function tokens(t) {
     button.disabled = color !== "mask" && !t.tokens[color];
     if (button.disabled) button.title = "nothing recorded it";
     button.setAttribute("aria-pressed", color === state.color);
-    button.addEventListener("click", () => { state.color = color; draw(t); });
+    button.addEventListener("click", () => { state.color = color; draw(state.drawn); });
     pills.append(button);
   }
   const box = make("div", null, "tokens mono");
@@ -232,8 +246,9 @@ document.addEventListener("keydown", (event) => {
   else if (event.key === "c" && state.shown.length) {
     const t = state.shown[state.at], usable = COLORS.filter((color) => color === "mask" || t.tokens[color]);
     state.color = usable[(usable.indexOf(state.color) + 1) % usable.length];
-    draw(t);
-  } else if (event.key === "/") by("search").focus();
+    draw(state.drawn);
+  } else if (event.key === "x" && state.drawn) hold(state.drawn);
+  else if (event.key === "/") by("search").focus();
   else return;
   event.preventDefault();
 });
