@@ -22,7 +22,8 @@ from nanoskyrl.stages.core.trajectory import COLUMNS
 
 PARTS = "part"
 """Before the name of a part of the reward, as in `part.answer`."""
-NO_CALLS = "[]"
+NO_CALLS, FAILED = "[]", '"ok": false'
+"""What a turn without calls records, and what is part of the text of every call that failed."""
 PLAIN = tuple(column.name for column in COLUMNS if not pa.types.is_nested(column.type))
 DIAGNOSTICS = ("tokens", "ratio_mean", "ratio_max", "kl", "entropy", "share")
 """Numbers of a row that `train` writes."""
@@ -72,12 +73,25 @@ def _read_calls(text: str | None) -> list[dict[str, Any]]:
 
 
 def _call_counts(table: pa.Table) -> pa.Array:
-    return pa.array([len(calls) for calls in calls_by_row(table)], pa.int64())
+    return _counted(table, lambda texts: pc.not_equal(texts, NO_CALLS), lambda call: True)
 
 
 def _failed_counts(table: pa.Table) -> pa.Array:
-    counts = [sum(not call.get("ok") for call in calls) for calls in calls_by_row(table)]
-    return pa.array(counts, pa.int64())
+    return _counted(table, lambda texts: pc.match_substring(texts, FAILED), lambda call: not call.get("ok"))
+
+
+def _counted(
+    table: pa.Table, may_count: Callable[[pa.Array], pa.Array], counts: Callable[[dict[str, Any]], bool]
+) -> pa.Array:
+    """Return how many calls of each row count; only texts that may hold one are read."""
+    column = _whole(table.column("turns"))
+    texts = pc.struct_field(column.flatten(), "tool_calls")
+    mask = may_count(texts)
+    found = np.zeros(len(column), np.int64)
+    rows = pc.list_parent_indices(column).filter(mask).to_pylist()
+    for row, text in zip(rows, texts.filter(mask).to_pylist(), strict=True):
+        found[row] += sum(counts(call) for call in _read_calls(text) if call.get("error") != NO_ANSWER)
+    return pa.array(found)
 
 
 def _advantages(table: pa.Table) -> pa.Array:

@@ -23,8 +23,8 @@ from nanoskyrl.stages.looking.timings import time_spent, timing_table
 from nanoskyrl.stages.looking.tokens import COLORS, ColorBy
 from nanoskyrl.stages.models.policy import is_adapter
 
-LEAST_WIDTH = 100
-"""Every table fits into it."""
+LEAST_WIDTH, MOST_WIDTH = 100, 240
+"""A table is drawn at least so wide, and if its numbers and names need it, wider, but not more than the second."""
 STEPS, ROWS = 40, 10
 """Lines of a table that are shown without being asked for."""
 
@@ -76,7 +76,8 @@ class _Screen:
         for block in blocks:
             width = self.console.width
             if isinstance(block, Table):
-                self.console.width = max(width, LEAST_WIDTH)
+                least = self.console.measure(block, options=self.console.options.update(max_width=MOST_WIDTH)).minimum
+                self.console.width = max(width, LEAST_WIDTH, least)
             self.console.print(block, soft_wrap=isinstance(block, Text))
             self.console.width = width
 

@@ -127,7 +127,8 @@ def group_table(lines: Sequence[dict[str, Any]]) -> Table:
     for name in lines[0] if lines else ():
         texts = [line[name] for line in lines if isinstance(line[name], str)]
         least = min(NAME_WIDTH, max(map(len, texts), default=0))  # names are typed again: they are not cut short
-        grid.add_column(name.replace("_", " "), justify="left" if texts else "right", no_wrap=True, min_width=least)
+        label = name.removesuffix("_calls")
+        grid.add_column(label, justify="left" if texts else "right", no_wrap=True, min_width=least)
     for line in lines:
         grid.add_row(*(Text(_cell(value)) for value in line.values()))
     return grid
