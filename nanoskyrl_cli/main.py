@@ -250,7 +250,9 @@ def _tell(message: str, hint: str | None, exit_code: int) -> int:
     if rank_errors.is_watched():
         rank_errors.leave(message, hint, exit_code)
         return exit_code
-    print(f"error: {message}", file=sys.stderr)
+    from nanoskyrl.stages.looking.visible import visible
+
+    print(f"error: {visible(message)}", file=sys.stderr)
     if hint:
         print(f"\nhint: {hint}", file=sys.stderr)
     return exit_code

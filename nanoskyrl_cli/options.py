@@ -227,9 +227,10 @@ def sources_of(
 def say(text: str) -> None:
     """Print a message to people: on stderr, for stdout carries data."""
     from nanoskyrl.stages.core.runs import is_main
+    from nanoskyrl.stages.looking.visible import visible
 
     if is_main():
-        print(text, file=sys.stderr)
+        print(visible(text), file=sys.stderr)  # it may quote what a policy, or a reward, wrote
 
 
 def finish(outcome: "StageResult", session: "Session", made: str | None, as_json: bool) -> int:

@@ -144,7 +144,7 @@ def test_what_steers_is_written_out_and_what_does_not_stays():
     assert r"\x1b]0;pwned\x07\x1b[31mred" in text
     assert r"\u202eoverridden \x9b1m" in text
     assert "[bold]markup[/bold]" in text
-    assert visible("漢字 héllo\n\t🙂") == "漢字 héllo\n\t🙂"
+    assert visible("漢字 héllo\n\t👩\u200d💻") == "漢字 héllo\n\t👩\u200d💻"
 
 
 @pytest.mark.parametrize(
