@@ -49,7 +49,7 @@ class View:
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
         if self.limit is not None and self.limit < 1:
-            hint = "Leave it out, or give a number of rows"
+            hint = "Leave it out for 10, of steps 40"
             raise SettingsError(f"`--limit` must be at least 1, not {self.limit}", hint=hint)
         for flag, value, known in (("--by", self.by, show_rows.BY), ("--color", self.color, COLORS)):
             if value is not None and value not in known:
