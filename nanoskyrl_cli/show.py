@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl_cli.options import RunOption, data_stream
+from nanoskyrl_cli.options import JsonOption, RunOption, data_stream, print_json
 
 
 def show(
@@ -40,8 +40,11 @@ def show(
         typer.Option(help="One trajectory's tokens by advantage, logprob, ratio or mask.", show_default=False),
     ] = None,
     timing: Annotated[bool, typer.Option("--timing", help="Where a run's time went.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    ledger: Annotated[
+        bool, typer.Option("--ledger", help="What became of every row and token of a run, or of one of its steps.")
+    ] = False,
     run: RunOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Look at a run, a step, shards, policies, evaluations, or one trajectory.
 
@@ -54,6 +57,12 @@ def show(
     found = root if place is None else as_path(place)
     if place is not None and "/" not in place and trajectory is None and not found.exists() and root.is_dir():
         found, trajectory = root, place
+    if ledger:
+        from nanoskyrl.stages.looking.ledger import ledger_at, print_ledger
+
+        sums = ledger_at(found)
+        print_json(sums.to_plain()) if as_json else print_ledger(sums, file=data_stream())
+        return
     view = View(
         row=row, trajectory=trajectory, where=where, sort=sort, limit=limit, by=by, failed_calls=failed_calls,
         tokens=tokens, color=color, timing=timing, as_json=as_json,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -16,7 +16,8 @@ from nanoskyrl.stages.core.manifest import is_finished, read_manifest
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run, step_of
 from nanoskyrl.stages.core.shards import read_part
 from nanoskyrl.stages.core.table_checks import check
-from nanoskyrl.stages.looking import show_rows, show_run
+from nanoskyrl.stages.looking import numbers, show_rows, show_run
+from nanoskyrl.stages.looking.console import SafeConsole
 from nanoskyrl.stages.looking.find_rows import located_rows, select, sources_of, whole_rows
 from nanoskyrl.stages.looking.headlines import headline
 from nanoskyrl.stages.looking.timings import time_spent, timing_table
@@ -49,7 +50,7 @@ class View:
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
         if self.limit is not None and self.limit < 1:
-            hint = "Leave it out for 10, of steps 40"
+            hint = "Leave it out for 10"
             raise SettingsError(f"`--limit` must be at least 1, not {self.limit}", hint=hint)
         for flag, value, known in (("--by", self.by, show_rows.BY), ("--color", self.color, COLORS)):
             if value is not None and value not in known:
@@ -70,7 +71,7 @@ class _Screen:
     """Where things are printed: on a terminal too narrow for a table, lines run on and no number loses its digits."""
 
     def __init__(self, file: IO[str] | None) -> None:
-        self.console = Console(file=file)
+        self.console = SafeConsole(file=file)
 
     def show(self, blocks: Iterable[RenderableType]) -> None:
         for block in blocks:
@@ -148,6 +149,10 @@ def _show_one(place: Path, view: View, screen: _Screen) -> None:
         rows = whole_rows(sources, found)
         _either(screen, view, rows.to_pylist, lambda: [show_rows.diagnostics_table(rows)])
         return
+    if view.as_json and view.trajectory is None:
+        (with_tokens,) = show_rows.trajectory_as_plain(sources, found)
+        screen.show_json({**numbers.plain_row(place, view.row or 0), "tokens": with_tokens["tokens"]})
+        return
     color: ColorBy | None = next((name for name in COLORS if name == view.color), None)
     _either(
         screen,
@@ -202,8 +207,7 @@ def _show_output(place: Path, view: View, screen: _Screen) -> None:
         found = type(found)(found.table, manifest.rows_out)
     if view.as_json:
         rows = show_rows.rows_as_plain(sources, found) if found is not None else {}
-        whole = {} if manifest is None else {"manifest": json.loads(manifest.to_bytes())}
-        screen.show_json({"output": str(place), **whole, **rows})
+        screen.show_json({"output": str(place), **({} if manifest is None else numbers.plain(place)), **rows})
         return
     if manifest is not None:
         screen.show([Text(headline(manifest, place))])
@@ -250,8 +254,9 @@ def _show_folder(place: Path, view: View, screen: _Screen) -> None:
 def _show_run(run: Run, view: View, screen: _Screen) -> None:
     if view.timing:
         _either(screen, view, lambda: time_spent(run), lambda: [timing_table(run)])
-    else:
-        _either(screen, view, lambda: show_run.run_as_plain(run), lambda: show_run.run_blocks(run, view.limit or STEPS))
+        return
+    plain = lambda: {**numbers.plain(run.root), **show_run.run_as_plain(run)}  # noqa: E731
+    _either(screen, view, plain, lambda: show_run.run_blocks(run, view.limit or STEPS))
 
 
 def _step_as_plain(run: Run, step: int) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def test_a_trajectory_is_found_by_the_start_of_its_id_by_its_row_and_by_its_task
 def test_tokens_carry_what_the_stages_wrote_of_them(small, shown):
     rows = rows_of(small.stage(0, "advantage"))
     index, row = next((index, row) for index, row in enumerate(rows) if row["kept"])
-    (found,) = json.loads(shown(small.stage(0, "advantage"), "--row", str(index), "--json"))
+    found = json.loads(shown(small.stage(0, "advantage"), "--row", str(index), "--json"))
     tokens = found["tokens"]
     assert [token["id"] for token in tokens] == row["response_ids"]
     assert "".join(token["text"] for token in tokens) == row["response"]
