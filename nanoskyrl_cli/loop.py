@@ -1,7 +1,9 @@
 """`skyrl loop`."""
 
+import contextlib
 import shlex
-from typing import Annotated
+import sys
+from typing import Annotated, Any
 
 import typer
 
@@ -31,7 +33,6 @@ from nanoskyrl_cli.options import (
     say,
     weights,
 )
-from nanoskyrl_cli.progress import working
 
 
 def loop(
@@ -75,7 +76,9 @@ def loop(
 
     Example: skyrl loop --preset quickstart
     """
+    from nanoskyrl.stages.core.config import stage_config
     from nanoskyrl.stages.looking.curve import curve, report_line
+    from nanoskyrl.stages.looking.live import live_loop
 
     flags = {
         "run": {"policy": policy, "seed": seed, "lag": lag},
@@ -91,12 +94,16 @@ def loop(
     of_env = {"data": data, "tools": [tool.strip() for tool in tools.split(",")] if tools else None}
     session = open_session(run, config, assignments, flags, of_env=of_env, preset=preset, lasts=force)
     found = session.run
-    with working("loop") as now:
-        done = session.loop(
-            report=lambda step, numbers: say(report_line(step, numbers)),
-            begins=lambda step, stage: now(f"step {step}: {stage}"),
-            force=force,
-        )
+    wanted = stage_config(session.settings, "loop").steps
+    with live_loop(found, wanted) if sys.stderr.isatty() else contextlib.nullcontext() as view:
+
+        def report(step: int, numbers: dict[str, Any]) -> None:
+            say(report_line(step, numbers))
+            if view is not None:
+                view.reported()
+
+        begins = view.begins if view is not None else lambda step, stage: None
+        done = session.loop(report=report, begins=begins, force=force)
     if as_json:
         from nanoskyrl.stages.looking.numbers import plain
 

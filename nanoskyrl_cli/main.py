@@ -65,7 +65,24 @@ COMMANDS = (
         "serve:serve",
         "Keep vLLM servers up for a run until Ctrl-C; its commands find them and bring them to their policies.",
     ),
-    ("show", LOOK, "show:show", "Look at a run, at shards, or at one trajectory."),
+    (
+        "show",
+        LOOK,
+        "show:show",
+        "Look at a run, a step, shards, policies, evaluations, or one trajectory.",
+    ),
+    (
+        "browse",
+        LOOK,
+        "browse:browse",
+        "Walk through a run in the whole terminal: steps, trajectories, turns and tokens, with search and keys.",
+    ),
+    (
+        "report",
+        LOOK,
+        "report:report",
+        "Write one HTML page of a run, or of several: curves, errors, evaluations, trajectories, settings, lineage.",
+    ),
     (
         "diff",
         LOOK,

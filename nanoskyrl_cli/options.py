@@ -281,7 +281,7 @@ def finish(outcome: "StageResult", session: "Session", made: str | None, as_json
         as_json: Print the manifest.
     """
     from nanoskyrl.stages.core.runs import DEFAULT_RUN
-    from nanoskyrl.stages.looking.show import headline
+    from nanoskyrl.stages.looking.headlines import headline
 
     if as_json:
         print_outcome(outcome)

@@ -7,6 +7,7 @@ next one and ends with the same bytes.
 # pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
 # pyright: reportAttributeAccessIssue=false
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nanoskyrl.envs.base import Environment, Task
-from nanoskyrl.envs.graders.kinds import UNANSWERED
+from nanoskyrl.envs.graders.kinds import NO_ANSWER, UNANSWERED
 from nanoskyrl.envs.memory import Memory
 from nanoskyrl.stages.core.at_once import AtOnce
 from nanoskyrl.stages.core.errors import SettingsError
@@ -126,9 +127,10 @@ def failed(table: pa.Table) -> dict[str, int]:
 
 
 def summary(tables: Iterator[pa.Table]) -> dict[str, Value]:
-    """Return the numbers of a rollout: counts, lengths, turns, and how the attempts ended."""
+    """Return the numbers of a rollout: counts, lengths, turns, calls, and how the attempts ended."""
     reasons: Counter[str] = Counter()
-    rows, tokens, turns, calls = 0, [], [], 0
+    written: Counter[str] = Counter()  # the calls of a turn, as text
+    rows, tokens, turns = 0, [], []
     no_calls = {calls_to_json([]), calls_to_json([UNANSWERED])}
     for table in tables:
         reasons.update(table.column("stop_reason").to_pylist())
@@ -136,12 +138,15 @@ def summary(tables: Iterator[pa.Table]) -> dict[str, Value]:
         tokens += [count for count in table.column("completion_tokens").to_pylist() if count is not None]
         turns += pc.list_value_length(table.column("turns")).to_pylist()
         flat = table.column("turns").combine_chunks().flatten()
-        calls += sum(text not in no_calls for text in flat.field("tool_calls").to_pylist())
+        written.update(text for text in flat.field("tool_calls").to_pylist() if text not in no_calls)
+    calls = [(count, call) for text, count in written.items() for call in json.loads(text)]
     return {
         "rollout/rows": rows,
         "rollout/response_tokens/mean": mean(tokens),
         "rollout/response_tokens/total": sum(tokens) if tokens else None,
         "rollout/turns/mean": mean(turns),
-        "rollout/turns_with_tool_calls": calls,
+        "rollout/turns_with_tool_calls": written.total(),
+        "rollout/tool_calls": sum(count for count, call in calls if call["error"] != NO_ANSWER),
+        "rollout/failed_calls": sum(count for count, call in calls if not call["ok"] and call["error"] != NO_ANSWER),
         **{f"rollout/stop_reason/{reason}": count for reason, count in sorted(reasons.items())},
     }

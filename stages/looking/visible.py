@@ -4,7 +4,7 @@ import re
 
 STEERS = re.compile(
     # C0 but tab and newline, DEL and C1; marks that reorder or hide what stands beside them; lone surrogates.
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
 """Characters that do something else than show themselves."""
 

@@ -91,7 +91,17 @@ def test_a_missing_answer_is_not_counted_as_a_call():
     task = env.tasks("train")[0]
     rows = [row_for(env, task, actions) for actions in (["no idea"], [*env.expert(task)[:-1], "no idea"])]
     rows = [dataclasses.replace(row, trajectory_id=str(i)) for i, row in enumerate(rows)]
-    assert summary(iter([to_table(rows)]))["rollout/turns_with_tool_calls"] == 1
+    numbers = summary(iter([to_table(rows)]))
+    assert (numbers["rollout/turns_with_tool_calls"], numbers["rollout/tool_calls"]) == (1, 1)
+    assert numbers["rollout/failed_calls"] == 0
+
+
+def test_calls_that_failed_are_counted_among_the_calls():
+    env = environment("tool_use")
+    task = env.tasks("train")[0]
+    row = row_for(env, task, ['<tool_call>{"tool": "nothing", "args": {"ok": false}}</tool_call>', *env.expert(task)])
+    numbers = summary(iter([to_table([row, dataclasses.replace(row, trajectory_id="other")])]))
+    assert (numbers["rollout/tool_calls"], numbers["rollout/failed_calls"]) == (4, 2)
 
 
 @pytest.mark.parametrize("name", INSIDE)

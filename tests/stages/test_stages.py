@@ -25,7 +25,7 @@ from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.train_config import OptimizerConfig, TrainConfig
 from nanoskyrl.stages.looking.compare import compare
-from nanoskyrl.stages.looking.show import headline
+from nanoskyrl.stages.looking.headlines import headline
 from nanoskyrl.stages.models.policy import policy_digest, read_info, resolve_policy
 from nanoskyrl.stages.rollout import prepare, rollout
 from nanoskyrl.stages.score import ScoreConfig, score, score_table, weighted

@@ -1,0 +1,242 @@
+"""Rows for a terminal: those that were found, together by group or task, their failed calls, one of them whole."""
+
+# pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from nanoskyrl.algos.shaping import has_spread
+from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.metrics import grouped, mean
+from nanoskyrl.stages.core.rows import from_table
+from nanoskyrl.stages.looking.error_patterns import failures
+from nanoskyrl.stages.looking.find_rows import SOURCE, RowSource, Selection, select, whole_rows
+from nanoskyrl.stages.looking.preview import advantage_of
+from nanoskyrl.stages.looking.tokens import ColorBy, token_facts, tokenizer_for
+from nanoskyrl.stages.looking.trajectory_view import counted, number, token_table, trajectory_blocks
+from nanoskyrl.stages.looking.visible import one_line, visible
+
+By = Literal["group", "task", "env", "step"]
+BY = get_args(By)
+COLUMN_OF: dict[str, str] = {"group": "group_id", "task": "task_id", "env": "env", "step": "step"}
+TASK_WIDTH, NAME_WIDTH = 24, 32
+FACTS = (
+    "trajectory_id", "task_id", "env", "status", "stop_reason", "sample", "group_id", "turns", "tokens", "tool_calls",
+    "failed_calls", "reward", "success", "score_status", "advantage", "drop_reason", "policy_version", "error",
+)  # fmt: skip
+"""Facts of a row that `--json` prints."""
+GROUP_FACTS = ("trajectory_id", "reward", "success", "turns", "tokens", "tool_calls", "failed_calls")
+
+
+def row_table(sources: Sequence[RowSource], found: Selection) -> Table:
+    """Return the rows of a selection as a table."""
+    grid = Table(box=None, pad_edge=False, expand=True)
+    has = {name for source in sources for name in source.columns}
+    several = len({source.step for source in sources}) > 1
+    extra = [name for name, column in (("reward", "reward"), ("advantage", "kept")) if column in has]
+    for name in (*(("step",) if several else ()), "row"):
+        grid.add_column(name, justify="right", no_wrap=True)
+    grid.add_column("id", no_wrap=True)
+    grid.add_column("task", no_wrap=True, max_width=TASK_WIDTH)
+    grid.add_column("status", no_wrap=True)
+    for name in ("sample", "turns", "tokens", *extra):
+        grid.add_column(name, justify="right", no_wrap=True, min_width=len(name))
+    grid.add_column("response", no_wrap=True, ratio=1)
+    rows = whole_rows(sources, found.table)
+    places = found.table.select(["step", "row"]).to_pylist()
+    for index, (t, place) in enumerate(zip(from_table(rows) if places else [], places, strict=True)):
+        cells = [
+            *((str(place["step"]),) if several else ()),
+            str(place["row"]),
+            t.trajectory_id[:8],
+            t.task_id,
+            t.status,
+        ]
+        cells += [str(t.sample), str(len(t.turns)), counted(t.completion_tokens)]
+        if "reward" in extra:
+            cells.append(number(t.reward) if t.score_status == "scored" else str(t.score_status))
+        if "advantage" in extra:
+            cells.append(advantage_of(rows, index))
+        grid.add_row(*(Text(one_line(cell)) for cell in [*cells, t.response]))
+    return grid
+
+
+def rows_as_plain(sources: Sequence[RowSource], found: Selection) -> dict[str, Any]:
+    """Return a selection of FACTS, JSON-ready."""
+    rows = found.table.to_pylist()
+    for row in rows:
+        row["path"] = str(sources[row.pop(SOURCE)].path)
+    return {"matched": found.matched, "rows": rows}
+
+
+def grouped_rows(
+    sources: Sequence[RowSource], by: By, *, where: str | None, sort: str | None, limit: int
+) -> tuple[list[dict[str, Any]], int]:
+    """Return what the rows of each group, task, environment or step came to, and how many of those there are.
+
+    The order is that of `sort`, a key of what is returned with `-` before it for the largest first; None: by step, or
+    those with least success first.
+    """
+    table = select(sources, (COLUMN_OF[by], *GROUP_FACTS, "group_id", "task_id"), where=where).table
+    pairs = zip(table.column(COLUMN_OF[by]).to_pylist(), table.to_pylist(), strict=True)
+    lines = [_line(by, key, rows) for key, rows in grouped(pairs).items()]
+    name, descending = (sort or ("step" if by == "step" else "success")).removeprefix("-"), (sort or "").startswith("-")
+    if lines and name not in lines[0]:
+        raise SettingsError(f"`--sort` knows no `{name}` of groups", hint=f"It knows {', '.join(lines[0])}")
+    known = [line for line in lines if line[name] is not None]
+    known.sort(key=lambda line: line[name], reverse=descending)
+    return [*known, *(line for line in lines if line[name] is None)][:limit], len(lines)
+
+
+def _line(by: str, key: Any, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    came_to = [
+        (row["group_id"], row["reward"] if row["success"] is None else float(row["success"]))
+        for row in rows
+        if row["reward"] is not None
+    ]
+    groups = [values for values in grouped(came_to).values() if len(values) > 1]
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    task = {"task": rows[0]["task_id"]} if by == "group" else {}
+    return {
+        by: key,
+        **task,
+        "attempts": len({row["trajectory_id"] for row in rows}),
+        "success": mean(float(row["success"]) for row in rows if row["success"] is not None),
+        "reward": mean(rewards),
+        "lowest": min(rewards, default=None),
+        "highest": max(rewards, default=None),
+        "signal": mean(float(has_spread(values)) for values in groups),
+        "turns": mean(row["turns"] for row in rows if row["turns"] is not None),
+        "tokens": mean(row["tokens"] for row in rows if row["tokens"] is not None),
+        "failed_calls": sum(row["failed_calls"] or 0 for row in rows),
+    }
+
+
+def group_table(lines: Sequence[dict[str, Any]]) -> Table:
+    """Return what `grouped_rows` found as a table."""
+    grid = Table(box=None, pad_edge=False)
+    for name in lines[0] if lines else ():
+        texts = [line[name] for line in lines if isinstance(line[name], str)]
+        least = min(NAME_WIDTH, max(map(len, texts), default=0))  # names are typed again: they are not cut short
+        label = name.removesuffix("_calls")
+        grid.add_column(label, justify="left" if texts else "right", no_wrap=True, min_width=least)
+    for line in lines:
+        grid.add_row(*(Text(_cell(value)) for value in line.values()))
+    return grid
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.3g}" if isinstance(value, float) else one_line(str(value))
+
+
+def failed_calls(sources: Sequence[RowSource], *, where: str | None) -> list[dict[str, Any]]:
+    """Return every tool call that failed in the rows that meet a condition, with where it lies."""
+    found = []
+    for source in sources:
+        if "turns" not in source.columns:
+            continue
+        picked = select([source], ("trajectory_id", "task_id", "env", "policy_version"), where=where).table
+        rows = picked.drop_columns([SOURCE]).to_pylist()
+        turns = source.read(["turns"]) if where is None else whole_rows([source], picked, ["turns"])
+        found += [{**rows[call.pop("row")], **call} for call in (failures(turns) if turns.num_rows else [])]
+    return found
+
+
+def failed_call_tables(calls: Sequence[dict[str, Any]], limit: int) -> Iterator[RenderableType]:
+    """Yield failed calls counted by tool and error, then the first of them."""
+    kinds = Table(box=None, pad_edge=False)
+    for name in ("count", "tool", "error", "pattern", "for instance"):
+        kinds.add_column(name, justify="right" if name == "count" else "left", no_wrap=name != "for instance")
+    counts = Counter((call.get("tool"), call.get("error"), call["pattern"]) for call in calls)
+    first = {(call.get("tool"), call.get("error"), call["pattern"]): call for call in reversed(calls)}
+    for kind, count in counts.most_common(limit):
+        tool, error, pattern = kind
+        example = one_line(str(first[kind].get("result")))
+        kinds.add_row(
+            str(count), *(Text(one_line(str(text or "none"))) for text in (tool, error, pattern)), Text(example)
+        )
+    yield kinds
+    yield Text()
+    grid = Table(box=None, pad_edge=False)
+    for name in ("step", "row", "id", "turn", "call", "result"):
+        grid.add_column(
+            name, justify="right" if name in ("step", "row", "turn") else "left", no_wrap=name not in ("call", "result")
+        )
+    for call in calls[:limit]:
+        args = json.dumps(call.get("args"), ensure_ascii=False)
+        written = f"{call['tool']}({args})" if call.get("tool") else call["action"]
+        step = "" if call["step"] is None else str(call["step"])
+        cells = (step, str(call["row"]), call["trajectory_id"][:8], str(call["turn"]))
+        grid.add_row(*cells, *(Text(one_line(str(text))) for text in (written, call.get("result"))))
+    yield grid
+
+
+def whole_trajectory(
+    sources: Sequence[RowSource], place: pa.Table, *, color: ColorBy | None, as_tokens: bool
+) -> Iterator[RenderableType]:
+    """Yield the rows of a selection whole."""
+    rows = whole_rows(sources, place)
+    indices = place.column(SOURCE).to_pylist()
+    for index, t in enumerate(from_table(rows)):
+        row = rows.slice(index, 1)
+        tokens = token_facts(row, tokenizer_for(sources[indices[index]].path)) if color or as_tokens else []
+        if as_tokens:
+            yield token_table(tokens)
+            continue
+        advantage = advantage_of(rows, index) if "kept" in rows.column_names else None
+        yield from trajectory_blocks(t, advantage=advantage, tokens=tokens, color=color)
+
+
+def trajectory_as_plain(sources: Sequence[RowSource], place: pa.Table) -> list[dict[str, Any]]:
+    """Return whole rows, JSON-ready, with their tokens one by one."""
+    rows = whole_rows(sources, place)
+    found = []
+    for index, source in enumerate(place.column(SOURCE).to_pylist()):
+        row = rows.slice(index, 1)
+        tokens = token_facts(row, tokenizer_for(sources[source].path))
+        lists = {field.name for field in row.schema if pa.types.is_list(field.type) and field.name != "turns"}
+        plain = row.select([name for name in row.column_names if name not in lists]).to_pylist()[0]
+        for name in ("messages", "metadata", "reward_parts"):
+            plain[name] = json.loads(plain[name]) if plain.get(name) else None
+        for turn in plain.get("turns") or ():
+            turn["tool_calls"] = json.loads(turn["tool_calls"])
+        found.append({**plain, "tokens": [token.to_plain() for token in tokens]})
+    return found
+
+
+def diagnostics_table(table: pa.Table) -> Table:
+    """Return what `train` says of its rows."""
+    grid = Table(box=None, pad_edge=False)
+    for name in table.column_names:
+        grid.add_column(name, justify="left" if name == "trajectory_id" else "right")
+    for row in table.to_pylist():
+        grid.add_row(*(f"{v:.4g}" if isinstance(v, float) else visible(str(v))[:12] for v in row.values()))
+    return grid
+
+
+def is_diagnostics(sources: Sequence[RowSource]) -> bool:
+    """Say whether the rows are those of `train`."""
+    return bool(sources) and "ratio_mean" in sources[0].columns
+
+
+def row_at(sources: Sequence[RowSource], row: int) -> pa.Table:
+    """Return a selection of one row by its number in an output; negative ones count from the end.
+
+    Raises:
+        SettingsError: there is no such row.
+    """
+    found = select(sources, ())
+    rows = found.matched
+    if not -rows <= row < rows:
+        hint = f"Rows are 0 to {rows - 1}" if rows else "There are no rows at all"
+        raise SettingsError(f"there is no row {row}", hint=hint)
+    return found.table.filter(pc.equal(found.table.column("row"), row % rows))

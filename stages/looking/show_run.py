@@ -1,0 +1,222 @@
+"""A run for a terminal: its steps with what explains a stall, one step, its policies, its evaluations."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
+from nanoskyrl.stages.core.pipeline import STAGES
+from nanoskyrl.stages.core.runs import EVALUATIONS, Run
+from nanoskyrl.stages.looking.curve import curve
+from nanoskyrl.stages.looking.environment_report import EnvironmentReport, environment_reports
+from nanoskyrl.stages.looking.find_rows import of_step
+from nanoskyrl.stages.looking.headlines import headline
+from nanoskyrl.stages.looking.reading import Remark, remarks
+from nanoskyrl.stages.looking.step_numbers import BY_NAME, Steps, outliers, step_numbers
+from nanoskyrl.stages.looking.visible import visible
+from nanoskyrl.stages.models.policy import count_parameters, is_adapter, policy_digest, policy_files, read_info
+
+SHOWN = ("success", "reward", "signal", "tokens", "cut", "failed", "entropy", "kl", "grad", "loss", "seconds")
+"""Numbers in the table of steps, in their order."""
+TONES = {"good": "green", "note": "", "warning": "yellow"}
+
+
+def run_blocks(run: Run, limit: int) -> Iterator[RenderableType]:
+    """Yield the table of a run's newest steps, what it says, and the curve."""
+    steps, numbers = step_numbers(run)
+    yield steps_table(run, steps, numbers, limit)
+    if len(steps) > limit:
+        yield Text(f"{len(steps) - limit} earlier steps; `--limit {len(steps)}` shows all", style="dim")
+    if any(any(outliers(name, numbers[name])) for name in SHOWN):
+        yield Text("! stands out from the steps around it", style="bold red")
+    yield from remark_lines(remarks(steps, numbers))
+    yield Text(visible(curve(run)))
+
+
+def remark_lines(found: Sequence[Remark]) -> Iterator[Text]:
+    """Yield remarks, a line each."""
+    for remark in found:
+        yield Text(f"- {remark.text}", style=TONES[remark.tone])
+
+
+def steps_table(run: Run, steps: Sequence[int], numbers: Steps, limit: int) -> Table:
+    """Return the newest steps as a table; what stands out from the steps around it is marked."""
+    grid = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("step", "done", *(BY_NAME[name].label for name in SHOWN)):
+        grid.add_column(name, justify="right", no_wrap=True)
+    marked = {name: outliers(name, numbers[name]) for name in SHOWN}
+    for index in range(max(0, len(steps) - limit), len(steps)):
+        cells = [
+            Text("" if (value := numbers[name][index]) is None else f"{value:.3g}{'!' if marked[name][index] else ''}",
+                 style="bold red" if marked[name][index] else "")
+            for name in SHOWN
+        ]  # fmt: skip
+        grid.add_row(str(steps[index]), done(run, steps[index]), *cells)
+    return grid
+
+
+def done(run: Run, step: int) -> str:
+    """Return how far a step is: up to the stage of which nothing was made yet."""
+    made = run.made(step) if run.step(step).is_dir() else []
+    finished = {name: found for name in made if (found := readable(run.stage(step, name)))}
+    used = {name for manifest in finished.values() for name in manifest.inputs}
+    last = [name for name in finished if name not in used]
+    return "all" if {*STAGES} <= {*finished} else f"to {last[-1]}" if last else "none"
+
+
+def readable(directory: Path) -> Manifest | None:
+    """Return the manifest of a stage that ended here; None if there is none, or one that `verify` calls broken."""
+    try:
+        return read_manifest(directory) if is_finished(directory) else None
+    except InputError:
+        return None
+
+
+def run_as_plain(run: Run) -> dict[str, Any]:
+    """Return a run's steps with their numbers and what they say, JSON-ready."""
+    steps, numbers = step_numbers(run)
+    marked = {name: outliers(name, values) for name, values in numbers.items()}
+    return {
+        "run": str(run.root),
+        "policies": run.policies(),
+        "steps": [
+            {
+                "step": step,
+                "done": done(run, step),
+                **{name: values[index] for name, values in numbers.items()},
+                "stands_out": [name for name in numbers if marked[name][index]],
+            }
+            for index, step in enumerate(steps)
+        ],
+        "remarks": [{"tone": remark.tone, "text": remark.text} for remark in remarks(steps, numbers)],
+    }
+
+
+def step_blocks(run: Run, step: int) -> Iterator[RenderableType]:
+    """Yield what each stage of a step left, and its attempts by environment."""
+    for stage in dict.fromkeys([*STAGES, *run.made(step)]):
+        place = run.stage(step, stage)
+        if manifest := readable(place):
+            yield Text(f"{stage:<10} {headline(manifest, place)}")
+        else:
+            yield Text(f"{stage:<10} {'unfinished' if place.is_dir() else 'not begun'}", style="dim")
+    yield Text()
+    yield environment_table(environment_reports(of_step(run, step)))
+
+
+def environment_table(found: dict[str, EnvironmentReport]) -> Table:
+    """Return the attempts of each environment as a table, a column each."""
+    grid = Table(box=None, pad_edge=False)
+    grid.add_column("")
+    plain = {name: report.to_plain() for name, report in found.items()}
+    for name in plain:
+        grid.add_column(Text(visible(name)), justify="right")
+    sizes = sorted({numbers["n"] for numbers in plain.values()})
+    labels = {
+        "attempts": "attempts", "groups": "groups", "turns_mean": "turns, mean", "tool_calls_mean": "tool calls, mean",
+        "failed_calls_mean": "failed calls, mean", "tokens_mean": "sampled tokens, mean", "success": "success",
+        "reward": "reward", "pass_at_n": f"pass@{sizes[0] if len(sizes) == 1 else 'n'}",
+        "variance_per_prompt": "variance per prompt", "signal": "groups with signal", "reading": "reading",
+    }  # fmt: skip
+    for key, label in labels.items():
+        values = (numbers[key] for numbers in plain.values())
+        grid.add_row(label, *("?" if v is None else f"{v:.3f}" if isinstance(v, float) else str(v) for v in values))
+    for pattern in dict.fromkeys(pattern for numbers in plain.values() for pattern in numbers["patterns"]):
+        shares = (numbers["patterns"].get(pattern, 0) / (numbers["attempts"] or 1) for numbers in plain.values())
+        grid.add_row(f"with {pattern}", *(f"{share:.1%}" for share in shares))
+    return grid
+
+
+def policies_as_plain(run: Run) -> list[dict[str, Any]]:
+    """Return what is known of each published policy: version, digest, parent, the step that made it, evaluations."""
+    from nanoskyrl.stages.looking.eval_report import summary_of
+
+    versions = {}
+    found = []
+    for version in run.policies():
+        place = run.policy(version)
+        info, digest = read_info(place), policy_digest(place)
+        versions[digest] = version
+        evaluated = {}
+        for output in sorted((run.root / EVALUATIONS / f"{version:08d}").glob("*")):
+            if readable(output):
+                evaluated[output.name] = summary_of(output).get("success")
+        made = f"step {version - 1}" if version and is_finished(run.stage(version - 1, "sync")) else info.source
+        found.append(
+            {
+                "version": version,
+                "digest": digest,
+                "parent": None if info.parent is None else versions.get(info.parent, info.parent),
+                "made_by": made,
+                "evaluations": evaluated,
+            }
+        )
+    return found
+
+
+def policies_table(found: Sequence[dict[str, Any]]) -> Table:
+    """Return a run's policies as a table."""
+    grid = Table(box=None, pad_edge=False)
+    for name in ("version", "digest", "parent", "made by", "evaluations"):
+        grid.add_column(name, justify="right" if name == "version" else "left", no_wrap=True)
+    for policy in found:
+        parent = policy["parent"]
+        whose = "" if parent is None else f"policy {parent}" if isinstance(parent, int) else parent[:12]
+        shown = ", ".join(f"{name} {_share(value)}" for name, value in policy["evaluations"].items())
+        made = str(policy["made_by"] or "unknown")
+        grid.add_row(str(policy["version"]), policy["digest"][:12], *(Text(visible(t)) for t in (whose, made, shown)))
+    return grid
+
+
+def _share(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float | int) else "?"
+
+
+def policy_as_plain(place: Path) -> dict[str, Any]:
+    """Return what is known of one policy."""
+    info = read_info(place)
+    return {
+        "policy": str(place),
+        "digest": policy_digest(place),
+        "parent": info.parent,
+        "made_from": info.source,
+        "parameters": count_parameters(place),
+        "adapter": is_adapter(place),
+        "files": [file.name for file in policy_files(place)],
+    }
+
+
+def policy_table(found: dict[str, Any]) -> Table:
+    """Return one policy as a table."""
+    grid = Table(box=None, show_header=False, pad_edge=False)
+    facts = {
+        **found,
+        "parent": found["parent"] or "none",
+        "made_from": found["made_from"] or "unknown",
+        "parameters": f"{found['parameters']:,}" + (" (adapter)" if found["adapter"] else ""),
+        "files": ", ".join(found["files"]),
+    }
+    for name, value in facts.items():
+        if name != "adapter":
+            grid.add_row(name.replace("_", " "), Text(visible(str(value))))
+    return grid
+
+
+def _who(folder: str) -> str:
+    return f"policy {int(folder)}" if re.fullmatch(r"0\d{7}", folder) else folder
+
+
+def evaluations_in(place: Path) -> dict[str, dict[str, Any]]:
+    """Return the summaries of the finished evaluations under a folder of `evals`, by policy and what was evaluated."""
+    from nanoskyrl.stages.looking.eval_report import summary_of
+
+    depth = "*/*" if place.name == EVALUATIONS else "*"
+    outputs = [output for output in sorted(place.glob(depth)) if readable(output)]
+    names = (f"{_who(output.parent.name)} {output.name}" for output in outputs)
+    return {name: summary_of(output) for name, output in zip(names, outputs, strict=True)}
