@@ -28,17 +28,17 @@ class Totals:
 
 
 def token_mean(mask: Tensor, totals: Totals, prompt_tokens: Tensor | None = None) -> Tensor:
-    """Weigh every token of the mini-batch alike; [B, T]."""
+    """Weigh every token of the mini-batch equally; [B, T]."""
     return mask / max(totals.tokens, 1)
 
 
 def sequence_mean(mask: Tensor, totals: Totals, prompt_tokens: Tensor | None = None) -> Tensor:
-    """Weigh every row alike, and the tokens of a row alike: the mean of row means; [B, T]."""
+    """Weigh every row equally, and the tokens of a row equally: the mean of row means; [B, T]."""
     return mask / row_tokens(mask) / max(totals.rows, 1)
 
 
 def prompt_mean(mask: Tensor, totals: Totals, prompt_tokens: Tensor | None = None) -> Tensor:
-    """Weigh every prompt alike, and all tokens under a prompt alike; [B, T]."""
+    """Weigh every prompt equally, and all tokens under a prompt equally; [B, T]."""
     if prompt_tokens is None or not totals.prompts:
         raise ValueError("prompt_mean needs the trained tokens of each row's prompt, and how many prompts there are")
     return mask / prompt_tokens[:, None].clamp(min=1) / totals.prompts

@@ -18,7 +18,7 @@ def token_log_ratio(
 ) -> Tensor:
     """Return log p - log p_old on masked-in tokens, 0 elsewhere, bounded to +-limit.
 
-    Masking comes before anything else: what stands in padding, NaN included, reaches
+    Masking comes before anything else: what is in padding, NaN included, reaches
     neither value nor gradient. Past the limit the gradient is 0.
 
     Args:

@@ -2,6 +2,7 @@
 
     python benchmarks/canary.py runs/sums runs/calculator
     python benchmarks/canary.py runs/sums --curve docs/plots/smollm2.png
+    python benchmarks/canary.py runs/quickstart-0 --curve docs/plots/quickstart.png
 
 Reads metrics.jsonl and the manifests of `sync`; prints quantiles of `sync/canary_gap` (mean difference weighted by
 probability, nats), of the largest difference, and of `policy/rollout_train_kl`, then the curve: held-out success by
@@ -41,8 +42,10 @@ def draw(runs: list[Run], target: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
     for color, run in zip(("tab:blue", "tab:orange", "tab:green"), runs, strict=False):
         sampled, held = series(run, "score", SAMPLED), series(run, "eval", HELD_OUT)
-        axes.plot(list(sampled), list(sampled.values()), color=color, alpha=0.35, lw=1)
-        axes.plot(list(held), list(held.values()), "o-", color=color, label=f"{run.root.name}, held-out")
+        name = run.root.name
+        axes.plot(list(sampled), list(sampled.values()), color=color, alpha=0.6, lw=1, label=f"{name}, sampled")
+        line = "o-" if len(held) > 2 else "o"
+        axes.plot(list(held), list(held.values()), line, color=color, label=f"{name}, held-out")
     axes.set(xlabel="step", ylabel="success", ylim=(0, 1))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, loc="center right")

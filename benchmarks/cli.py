@@ -2,7 +2,7 @@
 
     python benchmarks/cli.py [--check]
 
-Processes of all programs take turns, so that a busy machine slows them alike; the first of each, which compiles the
+Processes of all programs take turns, so that a busy machine slows them equally; the first of each, which compiles the
 bytecode, does not count. A ratio is the median over the turns. --check ends with 1 where the help takes more than 1.3
 times what typer and its rich help do.
 """

@@ -94,7 +94,7 @@ class Memory:
 
 
 def settings(args: argparse.Namespace, trained: str) -> list[str]:
-    """Return what every command of a run is told."""
+    """Return what every command of a run is given."""
     large = args.shape != "starter"
     on_cpu = args.splits[0].generate == "cpu"
     rank = {"full": 0, "lora": 32}[trained]
@@ -246,7 +246,7 @@ def measure(args: argparse.Namespace, begin: list[str], trained: str, place: Pat
 
 
 def splits_of(text: str) -> list[Split]:
-    """Read splits such as 0-1:2-3,0:2; a comma between GPUs of one half cannot be told from one between splits."""
+    """Read splits such as 0-1:2-3,0:2; between GPUs of one half, a comma looks like one between splits."""
     found = [Split(*part.split(":")) for part in text.split(",")]
     for split in found:
         gpus_of("generate", split.generate)
@@ -255,7 +255,7 @@ def splits_of(text: str) -> list[Split]:
 
 
 def main() -> None:
-    """Run what was asked for; a failure is printed, and the rest goes on."""
+    """Run what was asked for; a failure is printed, and the rest continues."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--splits", type=splits_of, default="0:1", help="such as 0-1:2-3,0:2, or cpu:cpu")
     parser.add_argument("--shape", default="qwen1.5b", choices=("qwen1.5b", "tiny", "starter"))

@@ -590,7 +590,7 @@ STEPS: dict[str, Callable[[Bench], None]] = {
 
 
 def guarded(step: str, work: Callable[[], Any], **values: Any) -> None:
-    """Do something; if it fails, say so and go on."""
+    """Do something; if it fails, say so and continue."""
     try:
         work()
     except Exception as error:

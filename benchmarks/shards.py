@@ -16,7 +16,7 @@ The rows are made up, and made hard to compress: no phrase comes twice.
 - Log-probs are those of a float32 log-softmax: 85% of the sampled tokens are the likeliest one, of which most are
   within 0.1 nats of certain; the rest spread out to 20 nats. They are null where observed.
 - Texts are one short sentence. With `--texts long` they are as long as their tokens (four characters each), and the
-  response stands in `response`, `messages` and `turns`, as in a real rollout.
+  response is in `response`, `messages` and `turns`, as in a real rollout.
 """
 
 import argparse

@@ -66,6 +66,15 @@ def algorithms() -> str:
     return "\n".join(lines)
 
 
+def promises() -> str:
+    """Return the table of what the sandboxes promise."""
+    from nanoskyrl.envs.sandbox.promises import PROMISES
+
+    lines = ["| Promise | Attacks | What is promised |", "| --- | --- | --- |"]
+    lines += [f"| {name} | {len(promise.attacks)} | {promise.text} |" for name, promise in PROMISES.items()]
+    return "\n".join(lines)
+
+
 def settings() -> str:
     """Return every table of settings: key, type and range, default, meaning."""
     import dataclasses
@@ -94,7 +103,13 @@ def settings() -> str:
     return "\n".join(lines).rstrip()
 
 
-PAGES = {"trajectory.md": columns, "cli.md": commands, "algorithms.md": algorithms, "settings.md": settings}
+PAGES = {
+    "trajectory.md": columns,
+    "cli.md": commands,
+    "algorithms.md": algorithms,
+    "settings.md": settings,
+    "../SECURITY.md": promises,
+}
 
 
 def render(page: str) -> tuple[str, str]:
@@ -107,7 +122,8 @@ def render(page: str) -> tuple[str, str]:
 
 def main(arguments: list[str]) -> int:
     """Write or check the pages named, or all."""
-    pages = [Path(a).name for a in arguments if not a.startswith("-")] or list(PAGES)
+    named = [Path(a).name for a in arguments if not a.startswith("-")]
+    pages = [page for page in PAGES if not named or Path(page).name in named]
     stale = []
     for page in pages:
         found, wanted = render(page)

@@ -141,7 +141,7 @@ class Episode(Protocol):
         """Let go of whatever the episode holds; what is returned goes into the metadata, as a step's does.
 
         Called once, however the episode ended: what only the end can tell, of an episode that a limit
-        of the turn loop cut off too, is told here.
+        of the turn loop cut off too, is reported here.
         """
         ...
 

@@ -1,6 +1,6 @@
 """The one action a policy gives a world that reads text, as `go to desk 1` or `click[buy now]`.
 
-It stands in `<action>` tags, or in `<answer>` tags as RAGEN has it; the last one counts,
+It is in `<action>` tags, or in `<answer>` tags as RAGEN has it; the last one counts,
 and reasoning does not act. Without tags the whole reply, or its last line, is the action.
 """
 

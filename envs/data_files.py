@@ -1,6 +1,6 @@
 """Rows of a file or a folder, whatever it holds: JSON lines or an array, Parquet, CSV, Arrow, or what `datasets` reads.
 
-What a file is is told by its first bytes, and only where those say nothing by its name. A folder is what
+What a file is is known by its first bytes, and only where those say nothing by its name. A folder is what
 `save_to_disk` or the hub leaves. Arrow files are memory-mapped; Parquet is read without a pool of threads.
 """
 

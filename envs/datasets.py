@@ -13,14 +13,15 @@ split train or test is that of the same name. Without a revision, a later run ma
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nanoskyrl.envs.base import Message, Task
 from nanoskyrl.envs.data_files import HINT, file_rows, folder_rows
 from nanoskyrl.envs.graders.golds import golds_of
-from nanoskyrl.envs.graders.reading import last_box
+from nanoskyrl.envs.graders.reading import REASONING, last_box
 from nanoskyrl.envs.messages import tidy_messages
+from nanoskyrl.stages.core.checked import FILE, Checked, PositiveInt
 from nanoskyrl.stages.core.digests import digest_json
 from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean, told_as
 from nanoskyrl.stages.core.storage import as_path
@@ -74,9 +75,31 @@ def _named(row: dict[str, Any], place: str, columns: Mapping[str, str]) -> dict[
     return row
 
 
-def data_of(split: str, data: str | None, test_data: str | None) -> str | None:
-    """Return the file or data set that a split is read from; None: its tasks are generated."""
-    return test_data if split == "test" and test_data is not None else data
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSourceConfig(Checked):
+    """Where the tasks of a world come from that has questions and answers: they are generated, or a data set's."""
+
+    n_train: PositiveInt = 8192
+    """Generated training tasks, at most."""
+    n_test: PositiveInt = 1024
+    """Generated held-out tasks, at most; no question of test is in train."""
+    data: str | None = field(default=None, metadata=FILE)
+    """A file or folder of prompts and ground truths, in place of generated tasks; what `datasets` reads is read."""
+    test_data: str | None = field(default=None, metadata=FILE)
+    """Such a file for split test; None: `data` serves both splits, and nothing is held out."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Columns of the data set by what they hold (prompt, answer, id or kind): { prompt = "frage" }."""
+    reasoning_marks: tuple[tuple[str, str], ...] = REASONING
+    """Pairs of texts between which a policy thinks; nothing there is an answer."""
+
+    def count(self, split: str) -> int:
+        """Return how many tasks of a split are generated, at most."""
+        return self.n_test if split == "test" else self.n_train
+
+    def read(self, split: str) -> list[Task] | None:
+        """Return the tasks that a data set gives for a split; None: they are generated."""
+        data = self.test_data if split == "test" and self.test_data is not None else self.data
+        return None if data is None else read_tasks(data, split, self.columns)
 
 
 def read_rows(

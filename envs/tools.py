@@ -25,7 +25,7 @@ MAX_RESULT_LENGTH = 2000
 
 @dataclass(frozen=True)
 class Tool:
-    """A function, its name, and what the policy is told about it."""
+    """A function, its name, and what the policy reads about it."""
 
     name: str
     function: Callable[..., Any]
@@ -67,7 +67,7 @@ class Tool:
             return ToolCall(tool=self.name, args=dict(args), result=detail, ok=False, error="bad_arguments")
         except ToolError as error:
             return ToolCall(tool=self.name, args=dict(args), result=str(error), ok=False, error="tool_error")
-        except Exception as error:  # a user's function raises what it likes, and the policy may mend its call
+        except Exception as error:  # a user's function raises what it likes, and the policy may fix its call
             detail = f"{type(error).__name__}: {error}"[:MAX_RESULT_LENGTH]
             return ToolCall(tool=self.name, args=dict(args), result=detail, ok=False, error="tool_error")
 

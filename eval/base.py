@@ -30,7 +30,7 @@ JUDGE_FAILED = "judge_failed"
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig(Checked):
-    """What every benchmark can be told."""
+    """What every benchmark takes."""
 
     data: str | None = field(default=None, metadata=FILE)
     """A file or folder in the benchmark's own columns; None: the hub."""
@@ -210,7 +210,7 @@ class OneReply:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolsConfig(BenchConfig):
-    """What benchmarks for agents can be told."""
+    """What benchmarks for agents take."""
 
     tools: tuple[str, ...] = ()
     """Tools on offer, as `tool_use` names them, or `module:function`; none: the model answers from what it knows."""

@@ -21,7 +21,7 @@ MAX_TOKENS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedConfig(ToolsConfig):
-    """What benchmarks with a judge can be told."""
+    """What benchmarks with a judge take."""
 
     judge_endpoint: str | None = field(default=None, metadata=PLACE)
     """OpenAI-compatible address of the judge; None: no judge."""

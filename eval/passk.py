@@ -37,7 +37,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float] | None:
         return mean, 0.0, 1.0
     spread = math.fsum((value - mean) ** 2 for value in values)
     if spread == 0 or all(value in (0.0, 1.0) for value in values):
-        # Wilson's interval: the normal one has no width where all tasks came out alike.
+        # Wilson's interval: the normal one has no width where all tasks had the same outcome.
         square = NORMAL_95**2
         middle = (mean + square / (2 * n)) / (1 + square / n)
         half = NORMAL_95 / (1 + square / n) * math.sqrt(mean * (1 - mean) / n + square / (4 * n * n))

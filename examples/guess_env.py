@@ -1,4 +1,4 @@
-"""An environment in thirty lines: guess a number from 1 to 8, told higher or lower.
+"""An environment in thirty lines: guess a number from 1 to 8, answered by higher or lower.
 
 skyrl rollout --env guess_env:Guess --engine scripted --run runs/guess      (in this folder)
 """

@@ -46,7 +46,7 @@ def advantage(
     previous: Annotated[
         str | None,
         typer.Option(
-            help="Advantages that an adaptive KL goes on from; default: the step before's.", show_default=False
+            help="Advantages that an adaptive KL continues from; default: the step before's.", show_default=False
         ),
     ] = None,
     run: RunOption = None,
@@ -81,4 +81,4 @@ def advantage(
             source=path(scored), output=path(out), policy=start, reference=frozen, previous=path(previous), force=force
         )
     learnable = outcome.manifest.rows_out > sum(outcome.manifest.dropped.values())
-    return finish(outcome, session, "train" if learnable else None, as_json)
+    return finish(outcome, session, "advantage" if learnable else None, as_json)

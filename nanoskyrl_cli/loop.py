@@ -42,9 +42,9 @@ def loop(
     run: RunOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Go on with other settings than the run began with.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Continue under other settings than before.")] = False,
 ) -> None:
-    """Run rollout, score, advantage, train and sync, step after step; go on where a killed run stopped.
+    """Run rollout, score, advantage, train and sync, step after step; resume where a killed run stopped.
 
     Example: skyrl loop --preset quickstart
     """

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from nanoskyrl.stages.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, NanoskyrlError, Notice
+from nanoskyrl.stages.core.registry import names
 from nanoskyrl_cli.options import say, stdout_for_data
 
 TRACEBACK = "SKYRL_TRACEBACK"
@@ -43,7 +44,7 @@ COMMANDS = (
         "loop",
         STAGES,
         "loop:loop",
-        "Run rollout, score, advantage, train and sync, step after step; go on where a killed run stopped.",
+        "Run rollout, score, advantage, train and sync, step after step; resume where a killed run stopped.",
     ),
     (
         "serve",
@@ -102,12 +103,23 @@ COMMANDS = (
 
 
 class Commands(TyperGroup):
-    """The commands, each imported when it is called."""
+    """The commands, each imported when it is called; those of stages of somebody's own among them."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         for name, panel, _, summary in COMMANDS:
             self.add_command(TyperCommand(name, help=summary, rich_help_panel=panel))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        return [*super().list_commands(ctx), *names("stage")]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, not imported yet; None if there is none of this name."""
+        found = super().get_command(ctx, cmd_name)
+        if found is None and (":" in cmd_name or cmd_name in names("stage")):
+            found = TyperCommand(cmd_name, help="A stage where `run.stages` names it.", rich_help_panel=STAGES)
+        return found
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the command that the arguments begin with, imported."""
@@ -117,10 +129,11 @@ class Commands(TyperGroup):
 
 def loaded(name: str) -> Any:
     """Return a command with its options."""
-    target = next(function for known, _, function, _ in COMMANDS if known == name)
+    target = next((function for known, _, function, _ in COMMANDS if known == name), "own_stage:command")
     module, _, function = target.partition(":")
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
     found = getattr(importlib.import_module(f"nanoskyrl_cli.{module}"), function)
+    found = found(name) if module == "own_stage" else found
     alone.command(name, context_settings=HELP_OPTIONS)(stdout_for_data(found))
     return typer.main.get_command(alone)
 
@@ -157,7 +170,7 @@ def common(
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code; errors that a user can mend are printed, not raised."""
+    """Run the command line and return its exit code; errors that a user can fix are printed, not raised."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a model may write what no terminal can show
@@ -166,7 +179,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     told, show = set(), warnings.showwarning
 
     def tell(message: Any, *place: Any) -> None:
-        """Print what users are told; that outputs were made by other code, once for the same modules."""
+        """Print notices for users; that outputs were made by other code, once for the same modules."""
         from nanoskyrl.stages.core.code import OtherCode
 
         if isinstance(message, OtherCode):
@@ -187,7 +200,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     try:
         code = app(args=list(arguments) if arguments is not None else None, prog_name="skyrl", standalone_mode=False)
-        if code == EXIT_INTERRUPTED:  # what typer makes of Ctrl-C, without a word
+        if code == EXIT_INTERRUPTED:  # what typer makes of Ctrl-C, silently
             print("interrupted", file=sys.stderr)
         return code if isinstance(code, int) else 0
     except NanoskyrlError as error:

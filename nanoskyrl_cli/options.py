@@ -232,21 +232,39 @@ def say(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def finish(outcome: "StageResult", session: "Session", following: str | None, as_json: bool) -> int:
-    """Say what was done and what to type next, or print the manifest; return 3 if rows fell short."""
+def finish(outcome: "StageResult", session: "Session", made: str | None, as_json: bool) -> int:
+    """Say what was done and what to type next, or print the manifest; return 3 if rows fell short.
+
+    Args:
+        outcome: What a stage left.
+        session: Of the run.
+        made: The stage, if the next one is to be named.
+        as_json: Print the manifest.
+    """
     from nanoskyrl.stages.core.runs import DEFAULT_RUN
     from nanoskyrl.stages.looking.show import headline
 
     if as_json:
         emit(outcome.manifest.to_bytes().decode().removesuffix("\n"))
     say(f"{'Up to date: ' if outcome.up_to_date else ''}{headline(outcome.manifest, outcome.output)}")
-    if following and outcome.output.resolve().is_relative_to(session.run.root.resolve()):
+    if made and outcome.output.resolve().is_relative_to(session.run.root.resolve()):
         place = "" if str(session.run.root) == DEFAULT_RUN else f" --run {session.run.root}"
+        stages = [*session.stages.values(), *session.stages.values()]
+        following = stages[list(session.stages).index(made) + 1].command
         say(f"Next: skyrl {following}{place}")
     short = outcome.manifest.fell_short
     if short:
         say(f"{short} of {outcome.manifest.rows_out} rows fell short: see `skyrl show {outcome.output}`")
     return EXIT_SHORT if short else EXIT_OK
+
+
+def make(session: "Session", stage: str, as_json: bool, **named: Any) -> int:
+    """Let a stage work on what is named, and say what it did; return the exit code."""
+    from nanoskyrl_cli.progress import working
+
+    with working(stage):
+        outcome = session.make(stage, **named)
+    return finish(outcome, session, stage, as_json)
 
 
 def print_json(value: Any) -> None:

@@ -16,11 +16,10 @@ from nanoskyrl_cli.options import (
     SeedOption,
     SetOption,
     environments,
-    finish,
+    make,
     open_session,
     path,
 )
-from nanoskyrl_cli.progress import working
 
 
 def rollout(
@@ -40,7 +39,7 @@ def rollout(
         typer.Option(help="Tools on offer: names or module:function, separated by commas.", show_default=False),
     ] = None,
     sandbox: Annotated[
-        str | None, typer.Option(help="Where python_exec runs: monty, sandlock or bwrap.", show_default=False)
+        str | None, typer.Option(help="Where python_exec runs: monty or bwrap.", show_default=False)
     ] = None,
     train_batch_size: Annotated[int | None, typer.Option(help="Prompts in the step.", show_default=False)] = None,
     n_samples_per_prompt: Annotated[int | None, typer.Option(help="Attempts at each.", show_default=False)] = None,
@@ -78,6 +77,4 @@ def rollout(
     offered = [tool.strip() for tool in tools.split(",")] if tools else None
     of_env = {"data": data, "tools": offered, "sandbox": sandbox}
     session = open_session(run, config, assignments, flags, of_env=of_env)
-    with working("rollout"):
-        outcome = session.rollout(output=path(out), force=force)
-    return finish(outcome, session, "score", as_json)
+    return make(session, "rollout", as_json, output=path(out), force=force)

@@ -12,12 +12,11 @@ from nanoskyrl_cli.options import (
     RunOption,
     SetOption,
     SourceArgument,
-    finish,
+    make,
     open_session,
     path,
     weights,
 )
-from nanoskyrl_cli.progress import working
 
 
 def score(
@@ -40,6 +39,4 @@ def score(
     Example: skyrl score
     """
     session = open_session(run, config, assignments, {"score": {"rewards": weights(reward) if reward else None}})
-    with working("score"):
-        outcome = session.score(source=path(rollout), output=path(out), force=force)
-    return finish(outcome, session, "advantage", as_json)
+    return make(session, "score", as_json, source=path(rollout), output=path(out), force=force)

@@ -30,4 +30,4 @@ def set_settings(
             held = kept.get(table, {})
             say(f"{table}.{key} = {value!r} (was {repr(held[key]) if key in held else 'the default'})")
     if (found.root / RESOLVED).is_file():
-        say(f"Next: skyrl loop --run {found.root} --force, which goes on with them")
+        say(f"Next: skyrl loop --run {found.root} --force, which continues with them")

@@ -12,11 +12,10 @@ from nanoskyrl_cli.options import (
     RunOption,
     SetOption,
     SourceArgument,
-    finish,
+    make,
     open_session,
     path,
 )
-from nanoskyrl_cli.progress import working
 
 
 def sync(
@@ -36,6 +35,5 @@ def sync(
     Example: skyrl sync
     """
     session = open_session(run, config, assignments)
-    with working("sync"):
-        outcome = session.sync(source=path(trained), output=path(out), target=path(target), force=force)
-    return finish(outcome, session, "rollout", as_json)
+    named = {"source": path(trained), "output": path(out), "target": path(target)}
+    return make(session, "sync", as_json, **named, force=force)

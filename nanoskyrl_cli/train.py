@@ -17,14 +17,13 @@ from nanoskyrl_cli.options import (
     OutOption,
     RunOption,
     SetOption,
-    finish,
+    make,
     open_session,
     path,
     policy_path,
     print_numbers,
     say,
 )
-from nanoskyrl_cli.progress import working
 
 
 def train(
@@ -100,21 +99,14 @@ def train(
     if dry_run:
         print_numbers(session.preview_train(source=source, policy=policy_path(policy)), as_json)
         return 0
-    with working("train"):
-        outcome = session.train(
-            source=source,
-            output=path(out),
-            policy=policy_path(policy),
-            state=path(state),
-            force=force,
-        )
-    return finish(outcome, session, "sync", as_json)
+    named = {"source": source, "output": path(out), "policy": policy_path(policy), "state": path(state)}
+    return make(session, "train", as_json, **named, force=force)
 
 
 def _check_options(
     follow: bool, advantages: list[str] | None, run: str | None, *, steps: bool, others: dict[str, object]
 ) -> None:
-    """Refuse what would be dropped without a word."""
+    """Refuse what would be dropped in silence."""
 
     if not follow:
         if steps:

@@ -82,14 +82,14 @@ def advantage(
     _check_named(asks, policy, reference)
     if asks and passes is None:
         passes = _fresh_passes()
-    before = _before(config, previous)
-    head, facts = _head(config, source, asks, policy, reference, passes)
-    if before is not None:
-        head.inputs["previous"] = before.digest
-    config = replace(config, kl_reward_coef=coefficient(config, before))
+    ours = head(scored, config, policy=policy, reference=reference, previous=previous, passes=passes)
+    facts: dict[str, Any] = {}
+    if "values" in asks and policy is not None:
+        facts["critic"] = critic_digest(policy)
+    config = replace(config, kl_reward_coef=coefficient(config, _before(config, previous)))
     # Of several processes with models, all take part in the passes, and the first one writes.
     world = passes.learner.world if asks and passes is not None else None
-    opened = open_output(output, head, force=force, dropped=dropped_by_reason)
+    opened = open_output(output, ours, force=force, dropped=dropped_by_reason)
     with opened if world is None else world.if_main(opened) as out:
         up_to_date = out is not None and out.manifest is not None
         if up_to_date if world is None else world.broadcast(up_to_date):
@@ -248,22 +248,31 @@ def _read(
     return tables
 
 
-def _head(
-    config: AdvantageConfig, source: Manifest, asks: set[str], policy: Path | None, reference: Path | None,
-    passes: "Passes | None",
-) -> tuple[Head, dict[str, Any]]:  # fmt: skip
-    inputs, facts = {"score": source.digest}, {}
+def head(
+    scored: Path, config: AdvantageConfig, *, policy: Path | None = None, reference: Path | None = None,
+    previous: Path | None = None, passes: "Passes | None" = None,
+) -> Head:  # fmt: skip
+    """Return what is known of advantages before they are estimated.
+
+    Raises:
+        InputError, SettingsError: as in `advantage`.
+    """
+    config = replace(config, estimator=config.estimator or "grpo")
+    source = read_manifest(scored, stage="score")
+    asks = _asks(config, _estimator(str(config.estimator)))
+    inputs = {source.stage: source.digest}
     if "ref_logprobs" in asks and reference is not None:
         inputs["reference"] = policy_digest(reference)
     if "values" in asks and policy is not None:
         check_critic(policy)
-        facts["critic"] = critic_digest(policy)
-        inputs["critic"] = facts["critic"] or "untrained"
+        inputs["critic"] = critic_digest(policy) or "untrained"
+    if (before := _before(config, previous)) is not None:
+        inputs["previous"] = before.digest
     starts = policy_digest(policy) if "old_logprobs" in asks and policy is not None else source.policy
     settings: dict[str, Any] = {"advantage": row_settings(config), **plugin_digests(str(config.estimator))}
     if passes is not None and asks:
         settings["passes"] = {"dtype": passes.learner.dtype}
-    return Head(stage="advantage", settings=settings, inputs=inputs, policy=starts), facts
+    return Head(stage="advantage", settings=settings, inputs=inputs, policy=starts)
 
 
 def _fresh_passes() -> "Passes":

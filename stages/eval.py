@@ -6,6 +6,7 @@ and never 0. Attempts that an endpoint did not answer are in no part: the same c
 for them again, and for nothing else.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,19 +24,18 @@ from nanoskyrl.stages.core.config import plugin_config, row_settings
 from nanoskyrl.stages.core.errors import NanoskyrlError, SettingsError, ShortError
 from nanoskyrl.stages.core.manifest import STAYS_LOCAL, SUMMARY, Head, Manifest, refuse_to_leave
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
-from nanoskyrl.stages.core.output import Output, open_output, part_files
+from nanoskyrl.stages.core.output import open_output, part_files
 from nanoskyrl.stages.core.registry import lookup, plugin_errors
 from nanoskyrl.stages.core.rows import from_table, to_table, withheld
 from nanoskyrl.stages.core.shards import read_part
 from nanoskyrl.stages.core.storage import is_local, make_directory, write_whole
 from nanoskyrl.stages.core.trajectory import Trajectory
-from nanoskyrl.stages.engines.base import UNREACHABLE, AsyncEngine, Engine, make_engine
-from nanoskyrl.stages.engines.openai import OpenaiEngine
+from nanoskyrl.stages.engines.base import UNREACHABLE, Engine
 from nanoskyrl.stages.engines.rollout_config import ROWS_PER_PART, RolloutConfig, check_template_arguments
-from nanoskyrl.stages.engines.rollout_parts import failed, in_parts, load_policy
+from nanoskyrl.stages.engines.rollout_parts import failed, in_parts
 from nanoskyrl.stages.engines.task_order import tasks_in
 from nanoskyrl.stages.models.policy import model_name
-from nanoskyrl.stages.rollout import Plan, files_of, prepare, run_parts
+from nanoskyrl.stages.rollout import PartFiller, files_of, prepare
 from nanoskyrl.stages.score import score_table, unjudged
 
 FILES = "_files"
@@ -121,7 +121,7 @@ def evaluate(
     Raises:
         NanoskyrlError: bad settings or input, an output in the way or where the text may not go, or an engine that
             cannot start.
-        ShortError: an endpoint left attempts unanswered; the same command goes on with those.
+        ShortError: an endpoint left attempts unanswered; the same command resumes with those.
     """
     watch = Stopwatch()
     name = str(name or config.env or rollout_config.env)
@@ -145,7 +145,18 @@ def evaluate(
     with open_output(output, head, force=force, dropped=_short) as out:
         if out.manifest is not None:
             return out.manifest
-        unanswered = _fill(out, plan, policy, settings, engine, journal, watch)
+        unanswered: list[str] = []
+
+        def answered(rows: list[Trajectory]) -> pa.Table | None:
+            """Return the table of a part, or note why some of it was not answered."""
+            lost = [row.error for row in rows if row.error is not None and row.error.startswith(UNREACHABLE)]
+            unanswered.extend(lost)
+            with watch("score"):
+                return None if lost else _scored(plan.environment, rows)
+
+        filler = PartFiller(out, plan, policy, settings, engine, watch)
+        with contextlib.closing(filler):
+            filler.fill(in_parts(plan.tasks, plan.config.rows_per_part, config.n_samples), answered, journal=journal)
         if unanswered:
             wanted = len(plan.tasks) * config.n_samples
             raise ShortError(
@@ -198,52 +209,11 @@ def settings_of(name: str, engine: str, settings: Mapping[str, Mapping[str, Any]
     """
     found = {table: dict(values) for table, values in settings.items()}
     kind = lookup("env", name)
-    if not (engine == "hf" and isinstance(kind, type) and issubclass(kind, Benchmark)):
-        return found
-    config = plugin_config(settings, "engine", engine)
-    if config.dtype == "auto" and _on_cpu(config.device):
-        found[engine] = {**found.get(engine, {}), "dtype": "float64"}
+    if isinstance(kind, type) and issubclass(kind, Benchmark):
+        config = plugin_config(settings, "engine", engine)
+        if hasattr(config, "for_benchmarks"):
+            found[engine] = {**found.get(engine, {}), **config.for_benchmarks()}
     return found
-
-
-def _on_cpu(device: str) -> bool:
-    import torch  # the engine needs it, other engines do not
-
-    return device == "cpu" or (device == "auto" and not torch.cuda.is_available())
-
-
-def _fill(
-    out: Output,
-    plan: Plan,
-    policy: Path | None,
-    settings: dict[str, dict[str, Any]],
-    engine: Engine | None,
-    journal: Path | None,
-    watch: Stopwatch,
-) -> list[str]:
-    """Write the parts that are missing, and return why attempts were not answered; their parts stay missing."""
-    config = plan.config
-    parts = in_parts(plan.tasks, config.rows_per_part, config.n_samples_per_prompt)
-    missing = {part: tasks for part, tasks in parts.items() if not out.has_part(part)}
-    unanswered: list[str] = []
-    if not missing:
-        return unanswered
-    made = engine is None
-    engine = engine or make_engine(config.engine, plugin_config(settings, "engine", config.engine))
-    try:
-        load_policy(engine, policy, config.engine, watch)
-        if isinstance(engine, OpenaiEngine):
-            engine.keep_replies(journal)
-        for part, rows in run_parts(plan, missing, engine, policy, watch):
-            if lost := [row.error for row in rows if row.error is not None and row.error.startswith(UNREACHABLE)]:
-                unanswered += lost
-                continue
-            with watch("score"):
-                out.write_part(part, _scored(plan.environment, rows))
-    finally:
-        if made and isinstance(engine, AsyncEngine):
-            engine.close()
-    return unanswered
 
 
 def _scored(environment: Environment, rows: list[Trajectory]) -> pa.Table:

@@ -5,11 +5,14 @@ plays them part by part. With dynamic sampling there are rounds of them, until e
 groups have spread in success.
 """
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from nanoskyrl.envs.base import Environment, Task, check_task
 from nanoskyrl.envs.datasets import HUB
@@ -22,13 +25,13 @@ from nanoskyrl.stages.core.digests import digest_path, digest_text
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.manifest import Head, Manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
-from nanoskyrl.stages.core.output import open_output
+from nanoskyrl.stages.core.output import Output, open_output
 from nanoskyrl.stages.core.registry import lookup, plugin_errors
 from nanoskyrl.stages.core.rows import to_table
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl.stages.core.trajectory import Trajectory
-from nanoskyrl.stages.engines.base import AsyncEngine, Engine, SamplingParams, make_engine
+from nanoskyrl.stages.engines.base import Engine, SamplingParams, make_engine
 from nanoskyrl.stages.engines.rollout_config import NO_LIMIT, RolloutConfig
 from nanoskyrl.stages.engines.rollout_parts import (
     SUMMARY_COLUMNS,
@@ -64,6 +67,15 @@ def prepare(policy: Path | None, config: RolloutConfig, settings: dict[str, dict
         SettingsError, InputError: an unknown environment, engine or task, or too few tasks.
     """
     environment, tasks = environment_and_tasks(config, settings)
+    return Plan(config, environment, tasks, head(policy, config, settings=settings))
+
+
+def head(policy: Path | None, config: RolloutConfig, *, settings: dict[str, dict[str, Any]]) -> Head:
+    """Return what is known of a rollout before it begins.
+
+    Raises:
+        SettingsError, InputError: an unknown environment or engine, or a file that is not there.
+    """
     engine_config = plugin_config(settings, "engine", config.engine)
     check_tool_format(config.tool_format)
     described: dict[str, Any] = {"rollout": row_settings(config), config.engine: row_settings(engine_config)}
@@ -84,8 +96,7 @@ def prepare(policy: Path | None, config: RolloutConfig, settings: dict[str, dict
         # Rewards decide how many rounds there are.
         described |= described_rewards(stage_config(settings, "score"), stage_config(settings, "judge"))
     inputs |= files_of(engine_config)
-    head = Head(stage="rollout", settings=described, inputs=inputs, policy=policy_digest(policy) if policy else None)
-    return Plan(config, environment, tasks, head)
+    return Head(stage="rollout", settings=described, inputs=inputs, policy=policy_digest(policy) if policy else None)
 
 
 def environment_and_tasks(config: RolloutConfig, settings: dict[str, dict[str, Any]]) -> tuple[Environment, list[Task]]:
@@ -151,7 +162,7 @@ def _order(config: RolloutConfig, env: str) -> TaskOrder:
 
 def files_of(config: Any) -> dict[str, str]:
     """Return the digest of every file that the settings name."""
-    # What the hub holds under a name is told by its revision, which is part of the name.
+    # What the hub holds under a name is known by its revision, which is part of the name.
     return {
         key: digest_text(value) if value.startswith(HUB) else digest_path(as_path(value))
         for key, value in to_plain(config).items()
@@ -192,31 +203,27 @@ def rollout(
         if out.manifest is not None:
             return out.manifest
         tasks, rounds, index, spread = plan.tasks, 0, 0, 0
+        filler = PartFiller(out, plan, policy, settings, engine, watch)
         scorer = _scorer(plan.environment, settings) if config.dynamic_sampling else None
-        while True:
-            parts = in_parts(tasks, config.rows_per_part, config.n_samples_per_prompt, index)
-            missing = {i: part for i, part in parts.items() if not out.has_part(i)}
-            if missing:
-                engine = engine or make_engine(config.engine, plugin_config(settings, "engine", config.engine))
-                load_policy(engine, policy, config.engine, watch)
-                for i, rows in run_parts(plan, missing, engine, policy, watch, rounds):
-                    with watch("write"):
-                        out.write_part(i, to_table(rows))
-            if scorer is not None:
-                with watch("score"):
-                    for i in parts:
-                        spread += groups_with_signal(output, i, scorer, stage_config(settings, "judge").concurrency)
-            index += len(parts)
-            rounds += 1
-            if scorer is None or spread >= len(plan.tasks) or rounds >= config.max_sample_batches:
-                break
-            tasks = tasks_of(plan.environment, config, rounds)
+        with contextlib.closing(filler):
+            while True:
+                parts = in_parts(tasks, config.rows_per_part, config.n_samples_per_prompt, index)
+                filler.fill(parts, sampling_round=rounds)
+                if scorer is not None:
+                    with watch("score"):
+                        for i in parts:
+                            spread += groups_with_signal(output, i, scorer, stage_config(settings, "judge").concurrency)
+                index += len(parts)
+                rounds += 1
+                if scorer is None or spread >= len(plan.tasks) or rounds >= config.max_sample_batches:
+                    break
+                tasks = tasks_of(plan.environment, config, rounds)
+            engine_numbers = filler.facts()
         facts = {"rounds": rounds, "groups_with_spread": spread} if config.dynamic_sampling else {}
         with watch("write"):
             manifest = out.finish(rows_in=rounds * len(plan.tasks) * config.n_samples_per_prompt, facts=facts)
     numbers = summary(read_parts(output, manifest, SUMMARY_COLUMNS))
-    if isinstance(engine, AsyncEngine):
-        numbers |= {f"rollout/engine/{key}": value for key, value in engine.facts().items()}
+    numbers |= {f"rollout/engine/{key}": value for key, value in engine_numbers.items()}
     log.write("rollout", {**numbers, **{f"rollout/{key}": value for key, value in facts.items()}, **watch.timings()})
     return manifest
 
@@ -227,6 +234,66 @@ def _scorer(environment: Environment, settings: dict[str, dict[str, Any]]) -> "S
 
     config = stage_config(settings, "score")
     return scorer_of(config, environment, stage_config(settings, "judge"))
+
+
+class PartFiller:
+    """Writes the parts of a rollout that are missing, with an engine that is brought to the policy for the first."""
+
+    def __init__(
+        self, out: Output, plan: Plan, policy: Path | None, settings: dict[str, dict[str, Any]], engine: Engine | None,
+        watch: Stopwatch,
+    ) -> None:  # fmt: skip
+        """Start nothing.
+
+        Args:
+            out: Where the parts go.
+            plan: What is attempted.
+            policy: Who attempts it; None for engines that need none.
+            settings: The engine's table.
+            engine: One that is up; None: it is made when it is needed, and closed in the end.
+            watch: Where time is noted.
+        """
+        self.out, self.plan, self.policy, self.settings, self.watch = out, plan, policy, settings, watch
+        self.engine, self._made = engine, engine is None
+
+    def fill(
+        self,
+        parts: Mapping[int, Sequence[Task]],
+        table_of: Callable[[list[Trajectory]], pa.Table | None] = to_table,
+        *,
+        sampling_round: int = 0,
+        journal: Path | None = None,
+    ) -> None:
+        """Write those that are missing.
+
+        Args:
+            parts: The tasks of each.
+            table_of: Makes the table of a part; None: the part is left out.
+            sampling_round: Of dynamic sampling.
+            journal: Where the engine keeps replies until their part is written, if it can.
+        """
+        missing = {index: tasks for index, tasks in parts.items() if not self.out.has_part(index)}
+        if not missing:
+            return
+        name = self.plan.config.engine
+        if self.engine is None:
+            self.engine = make_engine(name, plugin_config(self.settings, "engine", name))
+        load_policy(self.engine, self.policy, name, self.watch)
+        self.engine.keep_replies(journal)
+        for index, rows in run_parts(self.plan, missing, self.engine, self.policy, self.watch, sampling_round):
+            table = table_of(rows)
+            if table is not None:
+                with self.watch("write"):
+                    self.out.write_part(index, table)
+
+    def facts(self) -> Mapping[str, float | int | str | None]:
+        """Return the engine's numbers."""
+        return self.engine.facts() if self.engine is not None else {}
+
+    def close(self) -> None:
+        """Close an engine that was made here."""
+        if self._made and self.engine is not None:
+            self.engine.close()
 
 
 def run_parts(

@@ -104,25 +104,15 @@ def score(
     """
     watch = Stopwatch()
     source = read_manifest(rollout, stage="rollout")
-    env = _env_of(source)
-    environment = make_environment(env, settings or {})
+    environment = make_environment(_env_of(source), settings or {})
     judge_config: JudgeConfig = stage_config(settings or {}, "judge")
     scorer = scorer_of(config, environment, judge_config)
     threads = judge_config.concurrency if JUDGE_REWARD in config.rewards else 1
-    head = Head(
-        stage="score",
-        settings={
-            **plugin_digests(*weights_of(env)),
-            **described_rewards(config, judge_config),
-            **{name: row_settings(plugin_config(settings or {}, "env", name)) for name in weights_of(env)},
-        },
-        inputs={"rollout": source.digest},
-        policy=source.policy,
-    )
+    ours = head(rollout, config, settings=settings)
     # Dynamic sampling judged by the same rewards: its verdicts are these.
-    sampled_by = all(source.settings.get(name) == value for name, value in json.loads(to_json(head.settings)).items())
-    kept: Verdicts | None = None if force or not again else judged_before(output, head)
-    with open_output(output, head, force=force or kept is not None, dropped=unjudged) as out:
+    sampled_by = all(source.settings.get(name) == value for name, value in json.loads(to_json(ours.settings)).items())
+    kept: Verdicts | None = None if force or not again else judged_before(output, ours)
+    with open_output(output, ours, force=force or kept is not None, dropped=unjudged) as out:
         if out.manifest is not None:
             return out.manifest
         for index, part in enumerate(source.parts):
@@ -145,6 +135,26 @@ def score(
         log_reason = {}
     log.write("score", {**log_reason, **summary(read_parts(output, manifest, SUMMARY_COLUMNS)), **watch.timings()})
     return manifest
+
+
+def head(rollout: Path, config: ScoreConfig, *, settings: dict[str, dict[str, Any]] | None = None) -> Head:
+    """Return what is known of a score before it begins.
+
+    Raises:
+        InputError: the input is missing or unfinished, or its environment is unknown here.
+    """
+    source = read_manifest(rollout, stage="rollout")
+    names = weights_of(_env_of(source))
+    return Head(
+        stage="score",
+        settings={
+            **plugin_digests(*names),
+            **described_rewards(config, stage_config(settings or {}, "judge")),
+            **{name: row_settings(plugin_config(settings or {}, "env", name)) for name in names},
+        },
+        inputs={source.stage: source.digest},
+        policy=source.policy,
+    )
 
 
 def judged_before(output: Path, head: Head) -> Verdicts | None:

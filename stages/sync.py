@@ -19,7 +19,7 @@ from nanoskyrl.stages.core.manifest import Head, Manifest, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.core.output import open_output
 from nanoskyrl.stages.core.runs import version_of
-from nanoskyrl.stages.engines.base import AsyncTokenEngine, Engine, TokenEngine, make_engine
+from nanoskyrl.stages.engines.base import Engine, TokenEngine, make_engine
 from nanoskyrl.stages.models.policy import policy_digest, publish, read_info, same_weights
 
 
@@ -28,11 +28,11 @@ class SyncConfig(Checked):
     """How the arrival of new weights is proved."""
 
     engine: str | None = None
-    """Engine that takes the weights; None: vllm where rollout uses it, else hf."""
+    """Engine that takes the weights; None: that of rollout, or hf where that one holds no policy."""
     tolerance: FinitePositive | None = None
     """Nats by which the engine's canary log-probs may differ from the trainer's, mean weighted by probability; None:
     1e-4, 0.06 for servers in bfloat16, any after training on weights in 4 bits. More is refused where no sums of
-    weights prove that they arrived, else it is told."""
+    weights prove that they arrived, else it is reported."""
 
 
 def sync(
@@ -63,14 +63,8 @@ def sync(
         ProofError: the engine does not hold the weights that were trained.
     """
     watch = Stopwatch()
-    source = read_manifest(trained, stage="train")
-    digest = policy_digest(trained / "policy")
-    if digest != source.facts.get("policy"):
-        raise InputError(
-            f"`{trained / 'policy'}` is not the policy that its manifest names", hint="Run `skyrl train --force` again"
-        )
-    head = Head(stage="sync", settings={"sync": row_settings(config)}, inputs={"train": source.digest}, policy=digest)
-    with open_output(output, head, force=force) as out:
+    source, ours = read_manifest(trained, stage="train"), head(trained, config)
+    with open_output(output, ours, force=force) as out:
         if out.manifest is not None and target.is_dir():
             return out.manifest
         name = config.engine or "hf"
@@ -86,7 +80,7 @@ def sync(
         with watch("publish"):
             publish(trained / "policy", target)
         facts = {
-            "policy": digest, "parent": read_info(target).parent, "version": version_of(target),
+            "policy": ours.policy, "parent": read_info(target).parent, "version": version_of(target),
             "changed": found.changed,
             "proof": {
                 **engine.proof, "canary_gap": found.gap,
@@ -97,11 +91,24 @@ def sync(
         manifest = out.finish(rows_in=source.rows_out, facts=facts)
     for notice in found.notices:
         warnings.warn(f"{notice}: {target}", Notice, stacklevel=2)
-    numbers = engine.facts() if isinstance(engine, AsyncTokenEngine) else {}
-    numbers = {f"sync/engine/{key}": value for key, value in numbers.items()}
+    numbers = {f"sync/engine/{key}": value for key, value in engine.facts().items()}
     gaps = {"sync/canary_gap": found.gap, "sync/canary_abs_diff/max": found.largest}
     log.write("sync", {**gaps, **numbers, **watch.timings()})
     return manifest
+
+
+def head(trained: Path, config: SyncConfig) -> Head:
+    """Return what is known of a sync before it begins.
+
+    Raises:
+        InputError: as in `sync`.
+    """
+    source, digest = read_manifest(trained, stage="train"), policy_digest(trained / "policy")
+    if digest != source.facts.get("policy"):
+        raise InputError(
+            f"`{trained / 'policy'}` is not the policy that its manifest names", hint="Run `skyrl train --force` again"
+        )
+    return Head(stage="sync", settings={"sync": row_settings(config)}, inputs={"train": source.digest}, policy=digest)
 
 
 def _parent_of(target: Path) -> Path | None:

@@ -2,7 +2,7 @@
 
 Mini-batches hold whole prompts. Every denominator is the mini-batch's, so how it is cut
 into micro-batches changes nothing but rounding. The output holds the trained policy, the
-state to go on from, and what the update did to each trajectory. It is all or nothing: a
+state to resume from, and what the update did to each trajectory. It is all or nothing: a
 killed train starts again from the previous state and ends with the same bytes.
 """
 
@@ -17,7 +17,7 @@ import torch
 
 from nanoskyrl.stages.core.config import row_settings
 from nanoskyrl.stages.core.digests import derive_seed
-from nanoskyrl.stages.core.errors import ConflictError, EngineError, InputError
+from nanoskyrl.stages.core.errors import EngineError, InputError
 from nanoskyrl.stages.core.manifest import Head, Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value
 from nanoskyrl.stages.core.output import open_output
@@ -67,7 +67,7 @@ def train(
     recipe = recipe_of(config, settings or {})
     world = engine.world if engine is not None else join(pick_device(config.device))
     sources = open_sources([advantages] if isinstance(advantages, Path) else advantages, recipe, policy)
-    head = _head(recipe, sources, policy, state, seed, world.size)
+    ours = _head(recipe, sources, policy, state, seed, world.size)
     table, objective, learner, tokens, age = None, None, None, [], {}
     if world.broadcast(force or not is_finished(output)):
         # Before an old output is cleared: what is to replace it can be made.
@@ -81,7 +81,7 @@ def train(
         with watch("load"):
             learner = engine or recipe.learner()
             learner.load(policy, state, seed=derive_seed(seed, "adapters") % 2**32)
-    with world.if_main(open_output(output, head, force=force, keep_parts=False)) as out:
+    with world.if_main(open_output(output, ours, force=force, keep_parts=False)) as out:
         if world.broadcast(out is not None and out.manifest is not None) or table is None or learner is None:
             return (out and out.manifest) or read_manifest(output)
         if objective is None:
@@ -94,7 +94,7 @@ def train(
             drawn_for = table.column("trajectory_id")[0].as_py() if table.num_rows else ""
             torch.manual_seed(derive_seed(seed, "train", drawn_for) % 2**32)
             groups = table.column("group_id").to_pylist()
-            # Where no group teaches anything, the policy goes on as it is.
+            # Where no group teaches anything, the policy continues as it is.
             for epoch in range(config.update_epochs_per_batch if table.num_rows else 0):
                 order = mini_batches(groups, config.policy_mini_batch_size, derive_seed(seed, drawn_for, epoch))
                 steps += [update.step(learner, rows) for rows in order]
@@ -127,9 +127,8 @@ def train(
     return manifest
 
 
-def is_trained(
-    advantages: Path,
-    output: Path,
+def head(
+    advantages: Sequence[Path],
     config: TrainConfig,
     *,
     policy: Path,
@@ -137,12 +136,11 @@ def is_trained(
     settings: dict[str, dict[str, Any]] | None = None,
     seed: int = 0,
     processes: int = 1,
-) -> bool:
-    """Return whether a finished output is what `train` would leave there; nothing changes.
+) -> Head:
+    """Return what is known of an update before it begins.
 
     Args:
-        advantages: Shards written by `advantage`.
-        output: Of a finished train.
+        advantages: Shards written by `advantage`; of several, the step's own come first.
         config: The algorithm and the optimizer.
         policy: Where training starts from.
         state: The `state/` of the train that made `policy`.
@@ -154,16 +152,10 @@ def is_trained(
         SettingsError, InputError: as in `train`.
     """
     recipe = recipe_of(config, settings or {})
-    head = _head(recipe, open_sources([advantages], recipe, policy), policy, state, seed, processes)
-    try:
-        with open_output(output, head):
-            return True
-    except ConflictError:
-        return False
+    return _head(recipe, open_sources(advantages, recipe, policy), policy, state, seed, processes)
 
 
 def _head(recipe: Recipe, sources: Sources, policy: Path, state: Path | None, seed: int, processes: int) -> Head:
-    """Return what is known of an update before it begins."""
     config = recipe.config
     return Head(
         stage="train",

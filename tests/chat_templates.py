@@ -14,7 +14,7 @@ from nanoskyrl.stages.models.policy import resolve_policy
 MARKS = re.compile(
     r"<\|\"\|>|<\|[^<>|\s'\"]+\|?>|<[^<>|\s/'\"]+\|>|<｜[^<>｜\s]+｜>|<(?:start|end)_of_\w+>|</s>|\[/?[A-Z_]+\]"
 )
-"""What stands in templates for tokens."""
+"""What represents tokens in templates."""
 
 OURS = {
     # Mistral's templates, old and new: a list of objects, or a name and its arguments; ids have nine letters.

@@ -25,6 +25,16 @@ settings.register_profile("everywhere", settings.get_profile("anew"), derandomiz
 settings.load_profile("everywhere")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that have the most time: one that begins late ends alone, beside idle processors."""
+
+    def seconds(item: pytest.Item) -> float:
+        mark = item.get_closest_marker("timeout")
+        return float(mark.args[0]) if mark else 0.0
+
+    items.sort(key=seconds, reverse=True)
+
+
 @pytest.fixture
 def make_trajectory() -> Callable[..., Trajectory]:
     """Return a maker of rows: three prompt tokens, two sampled ones, then what is changed."""

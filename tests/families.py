@@ -44,6 +44,21 @@ RECIPE: dict[str, Any] = {
     "encoder_attention_heads": 4, "encoder_ffn_dim": 64, "is_decoder": True,
 }  # fmt: skip
 """Settings that a family's config does not have are left out."""
+EXPERTS = {
+    "deepseek_v3": ["experts.down_proj", "experts.gate_up_proj"],
+    "ernie4_5_moe": ["experts.down_proj", "experts.gate_up_proj"],
+    "glm4_moe": ["experts.down_proj", "experts.gate_up_proj"],
+    "gpt_oss": ["experts.down_proj", "experts.gate_up_proj"],
+    "granitemoe": ["experts.down_proj", "experts.gate_up_proj"],
+    "jetmoe": ["experts.input_linear.weight", "mlp.output_linear.weight"],
+    "llama4_text": ["experts.down_proj", "experts.gate_up_proj"],
+    "longcat_flash": ["experts.down_proj", "experts.gate_up_proj"],
+    "mixtral": ["experts.down_proj", "experts.gate_up_proj"],
+    "olmoe": ["experts.down_proj", "experts.gate_up_proj"],
+    "qwen2_moe": ["experts.down_proj", "experts.gate_up_proj"],
+    "qwen3_moe": ["experts.down_proj", "experts.gate_up_proj"],
+}
+"""Of each family, the ends of the parameters that hold its experts."""
 TEMPERATURE = 0.8
 LENGTHS = (3, 30, 7, 12, 30, 5)
 WRITTEN = 8

@@ -1,6 +1,7 @@
 """The shape of the repository: packages, layers, and pages that must agree with the code."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -117,12 +118,26 @@ def test_init_files_are_empty():
     assert not [path for folder in folders for path in (ROOT / folder).rglob("__init__.py") if path.read_text()]
 
 
-@pytest.mark.parametrize("page", ["docs/trajectory.md", "docs/cli.md", "docs/algorithms.md", "docs/settings.md"])
+@pytest.mark.parametrize(
+    "page", ["docs/trajectory.md", "docs/cli.md", "docs/algorithms.md", "docs/settings.md", "SECURITY.md"]
+)
 def test_generated_parts_of_a_page_are_those_of_the_code(page):
     shown = subprocess.run(
         [sys.executable, ROOT / "docs" / "render.py", "--check", page], capture_output=True, text=True, check=False
     )
     assert shown.returncode == 0, shown.stdout + shown.stderr
+
+
+def test_what_contributing_names_is_there_and_little_is_to_be_touched():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| a")]
+    assert len(rows) == 9
+    for what, code, besides in rows:
+        named = re.findall(r"`([\w/]+(?:/|\.\w+))`", code)
+        assert all((ROOT / name).exists() for name in named if "/" in name), what
+        assert all((ROOT / name).exists() for name in re.findall(r"`((?:tests|docs)/[\w/.]+)`", besides)), what
+        touched = [name for name in named if name.endswith("/") or f"line in `{name}`" in code]
+        assert len(touched) <= 2, what
 
 
 def test_the_changelog_begins_with_the_version_that_is_built():

@@ -32,6 +32,16 @@ def test_the_code_of_the_page_runs_and_the_commands_find_its_run(tmp_path, monke
     assert skyrl_here("score", "--run", "runs/mine").stderr.startswith("Up to date")
 
 
+def test_the_lines_of_the_front_page_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    found: dict = {}
+    exec(compile(code, "README.md", "exec"), found)
+    assert [one.manifest.stage for one in found["made"]] == ["rollout", "score", "advantage", "train", "sync"]
+    assert found["run"].run.policies() == [0, 1]
+    assert capsys.readouterr().out.splitlines()[0] == "group_id"
+
+
 def test_importing_the_interface_loads_no_torch():
     program = "import sys, nanoskyrl.stages.running.interface; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)

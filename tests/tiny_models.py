@@ -5,7 +5,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from nanoskyrl.algos.off_policy import OffPolicyConfig
+from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.learning.batching import Sequences
+from nanoskyrl.stages.learning.learner import Learner
+from nanoskyrl.stages.learning.objective import Objective
+from nanoskyrl.stages.learning.train_config import TrainConfig
+from nanoskyrl.stages.learning.update import Update
 
 LENGTHS = ((5, 9), (3, 1), (1, 14), (7, 3), (4, 6), (2, 11), (6, 6), (3, 13))
 """Of the prompt and the response of each row."""
@@ -76,3 +82,11 @@ def rows(vocabulary, seed=0):
         values=[None] * len(LENGTHS),
         weights=[None] * len(LENGTHS),
     )
+
+
+def update(learner: Learner, count: int = 200) -> Any:
+    """Let a learner take one step on eight made-up rows."""
+    algorithm = lookup("algo", "grpo")
+    config = TrainConfig(max_tokens_per_micro_batch=200)
+    objective = Objective(algorithm, algorithm.Config(), config, rows(count), 1.0, off_policy=OffPolicyConfig())
+    return Update(objective).step(learner, list(range(8)))

@@ -2,7 +2,7 @@
 
 It goes from the rewards of a batch's trajectories to a number for every trained token. A
 reward of None was never given; it enters no mean, and its advantage is None. A group
-whose rewards are all alike gives exactly 0, whatever rounding says of its variance.
+whose rewards are all equal gives exactly 0, whatever rounding says of its variance.
 Tokens that are not trained take part in no recursion and no mean.
 """
 

@@ -62,7 +62,7 @@ def whiten(
 ) -> list[np.ndarray | None]:
     """Return (value - mean) / sqrt(variance + eps) over all trained tokens of the batch, 0 on others.
 
-    Every token counts alike, so long trajectories weigh more.
+    Every token counts equally, so long trajectories weigh more.
 
     Args:
         values: [T] by token.

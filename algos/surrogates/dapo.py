@@ -1,4 +1,4 @@
-"""DAPO: GRPO with a higher upper clip, every token weighed alike, and groups that teach something.
+"""DAPO: GRPO with a higher upper clip, every token weighed equally, and groups that teach something.
 
 arXiv 2503.14476. Soft overlong punishment is part of `advantage`, dynamic sampling of
 `rollout`; both are on for this algorithm unless switched off. There is no KL.

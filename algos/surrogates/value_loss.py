@@ -1,4 +1,4 @@
-"""What a critic is trained to: the returns, without moving far from what it foretold before.
+"""What a critic is trained to: the returns, without moving far from what it predicted before.
 
 The clipped value loss of PPO's reference implementation; High-Dimensional Continuous Control
 Using Generalized Advantage Estimation, arXiv 1506.02438, for the targets.

@@ -23,7 +23,7 @@ from nanoskyrl.envs.graders.grade_math import (
     split_percent,
     split_unit,
 )
-from nanoskyrl.envs.graders.literals import BASE, DOTTED, Literal, literal
+from nanoskyrl.envs.graders.literals import BASE, DOTTED, literal
 from nanoskyrl.envs.graders.reading import choice_in, peeled
 from nanoskyrl.envs.graders.workers import WorkerDied, Workers, WorkerTimeout
 
@@ -94,7 +94,7 @@ def _same(gold: str, answer: str, left: Left) -> Verdict:
     right, other = literal(wanted, gold=True), literal(_named_value(given), gold=True)
     grouped = right is not None and right.kind == DOTTED and as_number(wanted, loose=True) is not None
     if right is not None and not (grouped and as_number(given) is not None):  # 1.234.567 may be a number of Europe's
-        return _by(_same_literal(right, other), right.kind)
+        return _by(right == other, right.kind)
     number = _number(gold)
     if number is not None:
         if reason := over_budget(gold, answer):
@@ -138,10 +138,6 @@ def _named_value(text: str) -> str:
     """Return what a name is said to be, `x = 5`; any other text as it is."""
     sides = _EQUALS.split(text)
     return sides[1].strip() if len(sides) == 2 and _NAME.fullmatch(sides[0].strip()) else text
-
-
-def _same_literal(right: Literal, other: Literal | None) -> bool:
-    return other is not None and (other.kind, other.value) == (right.kind, right.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +249,7 @@ def _is_one(text: str) -> bool:
 
 
 def members_of(text: str | Sequence[object]) -> list[str]:
-    """Split at commas, semicolons and words between answers, that stand in no bracket; outer brackets do not count."""
+    """Split at commas, semicolons and words between answers, that are in no bracket; outer brackets do not count."""
     if not isinstance(text, str):
         return [str(member) for member in text]
     if len(text) > MAX_TEXT:

@@ -11,7 +11,7 @@ LIMITS = Limits(seconds=10.0, memory_mb=1024)
 
 
 def tests_of(gold: Mapping[str, Any]) -> str:
-    """Return the program of asserts in a gold, whose pieces may stand in a list."""
+    """Return the program of asserts in a gold, whose pieces may be in a list."""
     return gold["tests"] if isinstance(gold["tests"], str) else "\n".join(gold["tests"])
 
 

@@ -136,7 +136,7 @@ def split_percent(text: str) -> tuple[str, bool]:
 
 
 def brackets(text: str) -> tuple[str, str, str]:
-    """Return the brackets around a normalised answer and what stands in them; empty ones if there is no such pair."""
+    """Return the brackets around a normalised answer and what is in them; empty ones if there is no such pair."""
     inner = text.replace("\\{", "{").replace("\\}", "}")
     depth = 0
     for i, sign in enumerate(inner):
@@ -149,7 +149,7 @@ def brackets(text: str) -> tuple[str, str, str]:
 
 
 def split_at(text: str, separators: str) -> list[str]:
-    """Split a text at signs that stand in no bracket."""
+    """Split a text at signs that are in no bracket."""
     members, depth, start = [], 0, 0
     for i, sign in enumerate(text):
         depth += (sign in "([{") - (sign in ")]}")
@@ -235,7 +235,7 @@ def _argument(text: str, start: int) -> str:
 
 
 def _power_of_sum(text: str) -> float:
-    """Return the product of all powers of brackets: one may stand in another."""
+    """Return the product of all powers of brackets: one may be in another."""
     return math.prod(max(1.0, float(power)) for power in re.findall(r"[)}\]]\s*\^\s*\{?\s*(\d{1,9})", text))
 
 
@@ -246,7 +246,7 @@ def _factorial(text: str) -> float:
 
 
 def readable(text: str, gold: str = "") -> bool:
-    """Say whether math-verify reads all that stands in a normalised text as what it shows."""
+    """Say whether math-verify reads all that is in a normalised text as what it shows."""
     plain = _COMMANDS.sub(r"\\", text).replace("pmatrix", "").replace("cases", "").replace("&", ",")
     if not text or _STRANGE.search(_SUBSCRIPT.sub("", plain)):
         return False

@@ -1,6 +1,6 @@
 """A judge behind an OpenAI-compatible endpoint: a prompt in, fields out, or no verdict.
 
-What fails, no connection or an answer without the fields, is a judge's failure: it is told as such, and never read as
+What fails, no connection or an answer without the fields, is a judge's failure: reported as such, and never read as
 a wrong answer. Verdicts are kept by what was asked, in a folder if one is named. Whoever asks what is under way waits
 for that answer. So a process pays for the same question once, and scoring again from the folder gives the same bytes.
 """

@@ -104,7 +104,7 @@ def give(name: str, group: list[Trajectory], conversational: bool) -> list[tuple
 
 
 async def _all(values: list[Any]) -> list[Any]:
-    """Wait for those that are to be awaited, all at once; an error stands in its place."""
+    """Wait for those that are to be awaited, all at once; an error takes its place."""
     waiting = [value for value in values if inspect.isawaitable(value)]
     if len(values) == 1 and waiting:
         return [await waiting[0]]

@@ -1,32 +1,29 @@
 """The wire between the two processes of `two_process_tests.py`, above whose text this one is put: never imported.
 
-A process reaches what the other one holds through `Far`, by pickles that make nothing but plain values and more of
-`Far`. What is compared with a plain value is a plain copy, of which no method is the other process's.
+A process reaches what the other one holds through `Far`. What is compared with a plain value is a plain copy, of which
+no method is the other process's, and neither is any that the judge calls on a subclass of a plain class.
 """
 
-import builtins
-import collections
-import datetime
-import decimal
-import fractions
 import importlib
 import io
+import json
 import operator
 import os
-import pickle
 import sys
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-PLAIN: tuple[type, ...] = (
-    type(None), bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range,
-    collections.Counter, collections.OrderedDict, collections.defaultdict, collections.deque, decimal.Decimal,
-    fractions.Fraction, datetime.date, datetime.datetime, datetime.time, datetime.timedelta,
-)  # fmt: skip
-CLASSES = {(kind.__module__, kind.__name__): kind for kind in PLAIN if kind is not type(None)}
-BASES: tuple[Any, ...] = (int, float, str, bytes, list, tuple, dict, set, frozenset)
-"""What a subclass of these is equal to goes along with it."""
-MUTABLE = (list, dict, set, bytearray, collections.deque)
+if TYPE_CHECKING:  # in the sandbox its text stands above this one
+    from nanoskyrl.envs.graders.wire_values import (
+        BASES,
+        MUTABLE,
+        builtin_error,
+        decode,
+        encode,
+        error_of_program,
+        replace,
+    )
+
 TESTS = "__main__"
 """Tests may stand behind `if __name__ == "__main__"`; the program's own main never runs."""
 
@@ -35,10 +32,18 @@ class ProgramEnded(BaseException):
     """The other process is gone; no test may take that for an error of its own."""
 
 
-def asks(name: str, *, far_only: bool = False) -> Any:
-    """Return a method that has the other process do it; a binary one may take no part beside a plain value."""
+def asks(name: str, on_base: Any = None, *, far_only: bool = False) -> Any:
+    """Return a method that has the other process do it, or that does it here on the plain base.
+
+    Args:
+        name: The operation.
+        on_base: The same for the plain value of a subclass; None: the other process does it for those, too.
+        far_only: Whether it takes no part beside a plain value.
+    """
 
     def method(self: "Far", *args: Any) -> Any:
+        if on_base is not None and vars(self)["_base"] is not None:
+            return on_base(plain(self), *map(plain, args))
         if far_only and not isinstance(args[0], Far):
             return NotImplemented
         return self._wire.ask(name, self, *args)
@@ -50,7 +55,7 @@ class Far:
     """A value of the other process that is not plain."""
 
     def __init__(self, wire: "Wire", number: int, base: Any) -> None:
-        """Name it by its number there."""
+        """Name it by its number there; the base is the plain value of a subclass, or None."""
         vars(self).update(_wire=wire, _number=number, _base=base)
 
     def __getattr__(self, name: str) -> Any:
@@ -67,12 +72,12 @@ class Far:
         """Call it there; lists and the like that it changed change here, too."""
         return self._wire.ask("call", self, args, kwargs)
 
-    __getitem__ = asks("getitem")
+    __getitem__ = asks("getitem", operator.getitem)
     __setitem__ = asks("setitem")
-    __contains__ = asks("contains")
-    __len__ = asks("len")
-    __bool__ = asks("bool")
-    __iter__ = asks("iter")
+    __contains__ = asks("contains", operator.contains)
+    __len__ = asks("len", len)
+    __bool__ = asks("bool", bool)
+    __iter__ = asks("iter", iter)
     __next__ = asks("next")
     __str__ = asks("str")
     __repr__ = __str__
@@ -82,19 +87,26 @@ class Far:
         return isinstance(value, Far) and self._wire.ask("isinstance", value, self)
 
     def __eq__(self, other: object) -> Any:
-        """Ask only about two far values; beside a plain one its plain base alone can be equal."""
-        if isinstance(other, Far):
-            return self._wire.ask("eq", self, other)
-        return NotImplemented if self._base is None else self._base == other
+        """Ask only about two far values without a base; beside a plain one its plain base alone can be equal."""
+        if self._base is not None:
+            return plain(self) == plain(other)
+        return self._wire.ask("eq", self, other) if isinstance(other, Far) and other._base is None else NotImplemented
 
     def __hash__(self) -> int:
         """Hash the base where there is one, as for what it is equal to."""
         return hash(self._number) if self._base is None else hash(self._base)
 
     # Beside a plain value the program would choose what the difference to the right answer is.
-    __lt__ = asks("lt", far_only=True)
-    __add__ = asks("add", far_only=True)
-    __sub__ = asks("sub", far_only=True)
+    __lt__ = asks("lt", operator.lt, far_only=True)
+    __add__ = asks("add", operator.add, far_only=True)
+    __sub__ = asks("sub", operator.sub, far_only=True)
+
+
+def plain(value: Any) -> Any:
+    """Return the plain base of a far value that has one, as it is by now; any other value as it is."""
+    if type(value) is not Far or (base := vars(value)["_base"]) is None:
+        return value
+    return value._wire.ask("base", value) if type(base) in MUTABLE else base
 
 
 def call(function: Any, args: Any, kwargs: Any) -> Any:
@@ -102,10 +114,22 @@ def call(function: Any, args: Any, kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
+def base_of(value: Any) -> Any:
+    """Return the plain value of a subclass of a plain class, or None."""
+    return next((base(value) for base in BASES if isinstance(value, base)), None)
+
+
+def names_of(names: Any) -> dict[str, Any]:
+    """Return what the program holds under some names. Asked of the program alone."""
+    held = vars(sys.modules["solution"])
+    return {name: held[name] for name in names if name in held}
+
+
 OPERATIONS = {
     "call": call, "getattr": getattr, "setattr": setattr, "getitem": operator.getitem, "setitem": operator.setitem,
     "len": len, "bool": bool, "contains": operator.contains, "iter": iter, "next": next, "str": str,
-    "isinstance": isinstance, "eq": operator.eq, "lt": operator.lt, "add": operator.add, "sub": operator.sub,
+    "base": base_of, "isinstance": isinstance, "eq": operator.eq, "lt": operator.lt, "add": operator.add,
+    "sub": operator.sub,
 }  # fmt: skip
 
 
@@ -114,27 +138,31 @@ class Wire:
 
     def __init__(self, reading: int, writing: int, *, judge: bool) -> None:
         """Talk through two pipes."""
+        sys.set_int_max_str_digits(0)  # numbers travel as text, of any length
         self.reading, self.writing, self.judge = reading, writing, judge
+        self.operations = OPERATIONS if judge else {**OPERATIONS, "names": names_of}
         self.mine: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}
-        self.far: dict[Any, Any] = {}
-        self.errors: dict[int, Any] = {}
+        self.far: dict[int, Any] = {}
+        self.errors: dict[int, int] = {}
         self.ended = False
+        self.failed = False
+        """In the judge: an assert failed in a function of the tests that the program called, and may have caught."""
 
     def ask(self, name: str, *args: Any) -> Any:
         """Have the other process do something and return or raise what came of it."""
-        self.send("ask", name, args)
+        self.send(self.encoded(["ask", name, args]))
         while True:
-            message = self.receive()
-            if message[0] == "ask":
-                self.answer(*message[1:])
+            kind, *rest = self.receive()
+            if kind == "ask":
+                self.answer(*rest)
                 continue
-            kind, value, printed, changed = message
+            value, printed, changed = rest
             if self.judge and isinstance(printed, str):
                 sys.stdout.write(printed)
             if kind == "raised":
                 raise self.error(name, *value)
-            for place, new in changed:
+            for place, new in changed if name == "call" else ():
                 replace(args[1][place], new)
             return value
 
@@ -153,21 +181,27 @@ class Wire:
         """Do what the other process asks."""
         try:
             if self.judge and name in ("getattr", "setattr"):
-                self.check(*args[:2])
+                self.check(name, *args[:2])
             lists = [item for item in enumerate(args[1]) if type(item[1]) in MUTABLE] if name == "call" else []
-            before = [self.dumps(item) for _, item in lists]
-            value: Any = OPERATIONS[name](*args)
-            changed = [item for item, old in zip(lists, before, strict=True) if self.dumps(item[1]) != old]
-            message = ("answer", value, self.printed(), changed)
+            before = [self.encoded(item) for _, item in lists]
+            value: Any = self.operations[name](*args)
+            changed = [list(item) for item, old in zip(lists, before, strict=True) if self.encoded(item[1]) != old]
+            message = self.encoded(["answer", value, self.printed(), changed])
         except ProgramEnded:
             raise
         except BaseException as error:  # the program's, and SystemExit is one of them
-            message = ("raised", (type(error), error.args), self.printed(), ())
-        self.send(*message)
+            # The program's own are of a class of their own here.
+            self.failed |= isinstance(error, AssertionError) and not isinstance(error, error_of_program(AssertionError))
+            message = self.encoded(["raised", [type(error), error.args], self.printed(), ()])
+        self.send(message)
 
-    def check(self, value: Any, name: str) -> None:
-        """Give the program attributes of the tests' own objects alone: others lead to frames and to the judge."""
-        if name.startswith("_") or type(value).__module__ != TESTS or isinstance(value, Far | Wire):
+    def check(self, how: str, value: Any, name: str) -> None:
+        """Give the program attributes of the tests' own objects alone: others lead to frames and to the judge.
+
+        Their methods it may call, and not replace by functions of its own.
+        """
+        of_tests = type(value).__module__ == TESTS and not isinstance(value, Far | Wire)
+        if name.startswith("_") or not of_tests or (how == "setattr" and callable(getattr(type(value), name, None))):
             raise AttributeError(name)
 
     def printed(self) -> str:
@@ -180,9 +214,12 @@ class Wire:
         out.truncate()
         return text
 
-    def send(self, *message: Any) -> None:
+    def encoded(self, value: Any) -> bytes:
+        """Return a value as bytes; what is not plain stays here and gets a number."""
+        return json.dumps(encode(value, self.refer)).encode()
+
+    def send(self, data: bytes) -> None:
         """Send a message."""
-        data = self.dumps(message)
         left = memoryview(len(data).to_bytes(8, "big") + data)
         try:
             while left:
@@ -194,7 +231,10 @@ class Wire:
     def receive(self) -> Any:
         """Receive a message."""
         try:
-            return Reader(io.BytesIO(self.read(int.from_bytes(self.read(8), "big"))), self).load()
+            message = decode(json.loads(self.read(int.from_bytes(self.read(8), "big"))), self.referred)
+            if type(message) is not list:
+                raise ValueError(message)
+            return message
         except ProgramEnded:
             raise
         except BaseException as error:  # what it wrote is no message: it cannot resume
@@ -212,94 +252,44 @@ class Wire:
             found += chunk
         return bytes(found)
 
-    def dumps(self, value: Any) -> bytes:
-        """Write a value; what is not plain stays here and gets a number."""
-        out = io.BytesIO()
-        Writer(out, self).dump(value)
-        return out.getvalue()
+    def refer(self, value: Any) -> list[Any]:
+        """Return how the other process names what is not plain."""
+        if type(value) is Far:
+            return ["yours", vars(value)["_number"]]
+        if id(value) in self.errors:
+            return ["yours", self.errors[id(value)]]
+        is_error = isinstance(value, type) and issubclass(value, BaseException)
+        if is_error and (value.__module__ == "builtins"):
+            return ["builtin", value.__name__]
+        number = self.numbers.setdefault(id(value), len(self.mine))
+        self.mine[number] = value
+        if isinstance(value, types.ModuleType):
+            return ["module", number, value.__name__]
+        if is_error:
+            return ["error", number, value.__name__, self.refer(next(b for b in value.__bases__ if is_error_class(b)))]
+        return ["mine", number, encode(base_of(value), self.refer)]
 
-
-class Writer(pickle.Pickler):
-    """Writes plain values whole, and others as numbers."""
-
-    def __init__(self, file: io.BytesIO, wire: Wire) -> None:
-        """Write for a wire."""
-        super().__init__(file, protocol=5)
-        self.wire = wire
-
-    def persistent_id(self, obj: Any) -> Any:
-        """Return None for what is plain, else how the other process names it."""
-        if type(obj) in PLAIN or (isinstance(obj, type) and obj in PLAIN):
-            return None
-        wire = self.wire
-        if type(obj) is Far:
-            return ("yours", vars(obj)["_number"])
-        if id(obj) in wire.errors:
-            return ("yours", wire.errors[id(obj)])
-        if isinstance(obj, type) and issubclass(obj, BaseException) and getattr(builtins, obj.__name__, None) is obj:
-            return ("builtin", obj.__name__)
-        number = wire.numbers.setdefault(id(obj), len(wire.mine))
-        wire.mine[number] = obj
-        if isinstance(obj, types.ModuleType):
-            return ("module", number, obj.__name__)
-        if isinstance(obj, type) and issubclass(obj, BaseException):
-            return ("error", number, obj.__name__, next(b for b in obj.__bases__ if issubclass(b, BaseException)))
-        base = next((base for base in BASES if isinstance(obj, base)), None)
-        return ("mine", number, None if base is None else base(obj))
-
-
-class Reader(pickle._Unpickler):  # pyright: ignore[reportAttributeAccessIssue] (the one in C has no table to shorten)
-    """Reads what a `Writer` wrote, and makes nothing else whatever the bytes are."""
-
-    # A Writer writes none of these, and BUILD would set attributes of a class such as Fraction, its `__eq__` for one.
-    dispatch = {  # noqa: RUF012 (the library's name and kind)
-        code: load
-        for code, load in pickle._Unpickler.dispatch.items()  # pyright: ignore[reportAttributeAccessIssue]
-        if code not in b"".join((pickle.BUILD, pickle.INST, pickle.OBJ, pickle.EXT1, pickle.EXT2, pickle.EXT4))
-    }
-
-    def __init__(self, file: io.BytesIO, wire: Wire) -> None:
-        """Read for a wire."""
-        super().__init__(file)
-        self.wire = wire
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return one of the plain classes."""
-        return CLASSES[module, name]
-
-    def persistent_load(self, pid: Any) -> Any:
+    def referred(self, tag: str, what: Any, *more: Any) -> Any:
         """Return what the other process named."""
-        kind, what, *more = pid
-        far = self.wire.far
-        if kind == "yours":
-            return self.wire.mine[what]
-        if kind == "builtin":
-            return builtin_error(what)
-        if kind == "module" and more[0] in sys.stdlib_module_names:
+        if tag == "yours":
+            return self.mine[what]
+        if tag == "builtin":
+            return error_of_program(builtin_error(what)) if self.judge else builtin_error(what)
+        if tag == "module" and more[0] in sys.stdlib_module_names:
             return importlib.import_module(more[0])
-        if what not in far:
-            if kind == "error":
-                far[what] = type(str(more[0]), (more[1],), {})
-                self.wire.errors[id(far[what])] = what
+        if tag not in ("mine", "error", "module") or type(what) is not int:
+            raise ValueError(tag)
+        if what not in self.far:
+            if tag == "error":
+                if not is_error_class(more[1]):
+                    raise ValueError(tag)
+                self.far[what] = type(str(more[0]), (more[1],), {})
+                self.errors[id(self.far[what])] = what
             else:
-                far[what] = Far(self.wire, what, more[0] if kind == "mine" else None)
-        return far[what]
+                self.far[what] = Far(self, what, more[0] if tag == "mine" else None)
+        return self.far[what]
 
 
-def builtin_error(name: str) -> type:
-    """Return a builtin error's class."""
-    found = getattr(builtins, name)
-    if not issubclass(found, BaseException):
-        raise TypeError(name)
-    return found
-
-
-def replace(old: Any, new: Any) -> None:
-    """Put a container's new content into it."""
-    if type(old) is not type(new):
-        return
-    if isinstance(old, list | bytearray):
-        old[:] = new
-    else:
-        old.clear()
-        (old.extend if isinstance(old, collections.deque) else old.update)(new)
+def is_error_class(value: Any) -> bool:
+    """Say whether a value is a class of errors."""
+    return isinstance(value, type) and issubclass(value, BaseException)

@@ -3,7 +3,8 @@
 The program's process never holds the tests, what they expect, or the words that tell how they ended: those are in
 a process of their own (`two_process_tests.py`), which only asks it to call its functions. So none of these passes:
 ending early, hooks at the exit, walks over frames or objects, objects equal to everything, other builtins, writing to
-any handle. What was tried stands in tests/envs/test_program_tests.py.
+any handle or to the wire, a name that stands for AssertionError. What was tried is in
+tests/envs/test_program_tests.py.
 
 What remains: the program sees the arguments and may answer by their looks. A test that asks no more than what the
 program's own objects say of themselves (`assert answer`, `assert x in answer`, two such objects compared) has only
@@ -26,7 +27,11 @@ from nanoskyrl.envs.sandbox.base import Limits, full_python, run_python
 from nanoskyrl.stages.core.errors import SandboxError
 
 PASSED = "all tests pass"
-SCRIPT = ("nanoskyrl.envs.graders.process_wire", "nanoskyrl.envs.graders.two_process_tests")
+SCRIPT = (
+    "nanoskyrl.envs.graders.wire_values",
+    "nanoskyrl.envs.graders.process_wire",
+    "nanoskyrl.envs.graders.two_process_tests",
+)
 """Modules whose texts run in the sandbox; named in full, so that whoever follows what is imported finds them."""
 SHOWN = 60
 """Characters of a value that is refused."""

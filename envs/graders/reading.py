@@ -103,7 +103,7 @@ class Stated:
 def without_reasoning(reply: str, marks: Marks = REASONING) -> str:
     """Return a reply without what was thought: all up to the last closing mark, and from an opening one left open.
 
-    The opening mark may stand in the prompt, so a closing one alone ends reasoning, too.
+    The opening mark may be in the prompt, so a closing one alone ends reasoning, too.
     """
     end = max((place + len(closing) for _, closing in marks if (place := reply.rfind(closing)) >= 0), default=0)
     reply = reply[end:]
@@ -256,7 +256,7 @@ def _lone_markup(text: str) -> str:
 
 
 def last_fence(text: str) -> str | None:
-    """Return what stands in the last closed code fence, or None."""
+    """Return what is in the last closed code fence, or None."""
     found = _FENCE.findall(text)
     return found[-1] if found else None
 
@@ -315,7 +315,7 @@ def chosen(reply: str, *, marks: Marks = REASONING) -> Stated | None:
 
 
 def _candidates(words: str, answer: Stated) -> Iterable[str]:
-    """Return the answer, and before it other lines that state one: the last may only speak of it."""
+    """Return the answer, and before it other lines that state one: the last may only repeat it."""
     earlier = reversed(list(_answer_lines(words))) if answer.form == LINE else ()
     return [answer.text, *map(peeled, earlier)]
 

@@ -1,16 +1,20 @@
 """The two processes in which tests and the program that they test run: a script for the sandbox, never imported.
 
-The judge holds the tests and what it says at the end; the program runs in a child of its own and holds neither. Tests
-reach the program's functions through the wire of `process_wire.py`. Names of Python's own functions are never the
-program's. The judge cannot be traced, nor its memory be opened, by its child.
+The judge holds the tests and what it says at the end; the program runs in a child of its own and holds neither. The
+judge asks for the names that its tests use, through the wire of `process_wire.py`, and calls what it finds there; it
+takes no other name, no builtin and no module of the program's. It cannot be traced, nor its memory be opened, by its
+child.
 """
 
+import ast
 import builtins
 import ctypes
+import importlib
 import io
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import types
@@ -21,10 +25,7 @@ if TYPE_CHECKING:  # in the sandbox its text stands above this one
 
 SOLUTION = "solution"
 NOT_DUMPABLE = (4, 0)
-"""prctl's PR_SET_DUMPABLE: /proc/PID/mem and /proc/PID/fd are closed to others, and so is ptrace.
-
-`sandlock` refuses it, and itself lets nobody trace a process or open its memory. The judge's handles can be taken
-there: of its pipes the input is read to its end, and the output holds the word for passing only after passing."""
+"""prctl's PR_SET_DUMPABLE: /proc/PID/mem and /proc/PID/fd are closed to others, and so is ptrace."""
 
 
 def run_program(reading: int, writing: int) -> None:
@@ -39,8 +40,7 @@ def run_program(reading: int, writing: int) -> None:
     sys.modules[SOLUTION] = module
     with open("solution.py", encoding="utf-8", errors="surrogatepass") as file:
         exec(compile(file.read(), "solution.py", "exec"), module.__dict__)
-    names = {name: value for name, value in vars(module).items() if not name.startswith("__")}
-    wire.send("loaded", names)
+    wire.send(wire.encoded(["loaded"]))
     while True:
         kind, *rest = wire.receive()
         if kind == "ask":
@@ -52,7 +52,7 @@ def judge() -> None:
     order = json.loads(sys.stdin.buffer.read())
     verdict, sys.stdout = os.dup(1), open(os.devnull, "w")  # noqa: SIM115 (open to the end)
     try:
-        if ctypes.CDLL(None).prctl(*NOT_DUMPABLE, 0, 0, 0) != 0 and readable("/proc/self/mem"):
+        if ctypes.CDLL(None).prctl(*NOT_DUMPABLE, 0, 0, 0) != 0:
             raise OSError("the judge's memory would lie open")
         asked, ask = os.pipe()
         answered, reply = os.pipe()
@@ -68,11 +68,10 @@ def judge() -> None:
     wire = Wire(answered, ask, judge=True)
     said = "ended"
     try:
-        kind, names = wire.receive()
-        if kind == "loaded":
+        if wire.receive() == ["loaded"]:
             said = "failed"
-            run_tests(order, names)
-            if not wire.ended:  # a test may have caught that
+            run_tests(order, wire)
+            if not (wire.ended or wire.failed):  # a test, or the program, may have caught that
                 said = order["passed"]
     except BaseException:  # an assert, or what the program raised
         pass
@@ -81,26 +80,41 @@ def judge() -> None:
     os._exit(0)  # waits for no thread
 
 
-def readable(path: str) -> bool:
-    """Say whether a file can be opened here."""
-    try:
-        os.close(os.open(path, os.O_RDONLY))
-    except OSError:
-        return False
-    return True
-
-
-def run_tests(order: Any, names: Any) -> None:
-    """Run the tests with the program's names, or the wanted ones of them."""
+def run_tests(order: Any, wire: "Wire") -> None:
+    """Run the tests with what the program holds under the names that they use, or under the wanted ones alone."""
     module = types.ModuleType(TESTS)
     sys.modules[TESTS] = module
-    wanted = order["names"]
+    wanted, tests = order["names"], order["tests"]
     exec(compile(order["before"], "before.py", "exec"), module.__dict__)
-    if wanted is None:
-        vars(module).update((n, v) for n, v in names.items() if not hasattr(builtins, n))
-    else:
-        vars(module).update((name, names[name]) for name in wanted)
-    exec(compile(order["tests"], "tests.py", "exec"), module.__dict__)
+    asked = used_names(tests) if wanted is None else wanted
+    found = wire.ask("names", asked)
+    for name in asked:
+        if wanted is not None or name in found:
+            own = None if wanted is not None else own_module(name, tests)
+            vars(module)[name] = found[name] if own is None else own
+    vars(module)["__builtins__"] = builtins
+    exec(compile(tests, "tests.py", "exec"), module.__dict__)
+
+
+def used_names(tests: str) -> list[str]:
+    """Return the names that tests read and that can be the program's: none of Python's own, none with `__`.
+
+    No word of a text is among them, for that may be an answer.
+    """
+    read = [node.id for node in ast.walk(ast.parse(tests)) if isinstance(node, ast.Name)]
+    return [name for name in dict.fromkeys(read) if not (name.startswith("__") or hasattr(builtins, name))]
+
+
+def own_module(name: str, tests: str) -> Any:
+    """Return Python's own module where the tests take from a name only what that module has; else None."""
+    taken = set(re.findall(rf"\b{name}\s*\.\s*(\w+)", tests))
+    if name not in sys.stdlib_module_names or not taken:
+        return None
+    try:
+        module = importlib.import_module(name)
+    except ImportError:  # the library lacks a part here
+        return None
+    return module if all(hasattr(module, attribute) for attribute in taken) else None
 
 
 if __name__ == "__main__":

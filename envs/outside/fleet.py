@@ -72,7 +72,7 @@ class Fleet:
         """Return the tasks of the file; it serves both splits, as it was named."""
         if self.config.data is None:
             raise SettingsError("`fleet.data` is not set", hint=HINT)
-        self._backend()  # a missing key or server is told before anything is begun
+        self._backend()  # a missing key or server is reported before anything is begun
         return [
             Task(task_id=task_key(task), split=split, prompt=task["prompt"], metadata={"task_config": task})
             for task in read_task_configs(self.config.data)

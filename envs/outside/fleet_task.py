@@ -8,6 +8,7 @@ Unlike there, what goes wrong with the instance or the verifier raises, and is n
 
 import json
 import os
+import secrets
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -19,7 +20,6 @@ from nanoskyrl.stages.core.errors import SettingsError
 
 FINAL_STATE = "state://final"
 """Resource of a local server that tells the state for the verifier."""
-_VERDICT = "fleet-verdict:"
 _VERIFY = """
 import json as _json
 _found = verify(_json.loads({state!r}))
@@ -84,14 +84,16 @@ class _Local:
     def verify(self) -> float:
         state = self._session.read_resource(FINAL_STATE)
         json.loads(state)  # a server that tells no JSON is at fault, not the policy
-        program = verifier_of(self._task) + _VERIFY.format(state=state, mark=_VERDICT)
+        # The policy has its say in the state, which a verifier may print: the mark is one that it cannot know.
+        mark = secrets.token_hex(16)
+        program = verifier_of(self._task) + _VERIFY.format(state=state, mark=mark)
         ran = run_python(program, backend=self._backend.sandbox)
         last = ran.stdout.strip().rpartition("\n")[2]
-        if not ran.ok or not last.startswith(_VERDICT):
+        if not ran.ok or not last.startswith(mark):
             raise RuntimeError(
                 f"the verifier of {task_key(self._task)} failed: {ran.stderr.strip()[-300:] or ran.reason}"
             )
-        return _as_reward(json.loads(last.removeprefix(_VERDICT)), self._task)
+        return _as_reward(json.loads(last.removeprefix(mark)), self._task)
 
 
 class CloudBackend:

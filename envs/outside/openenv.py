@@ -26,7 +26,7 @@ from nanoskyrl.stages.core.trajectory import Trajectory
 TEST_SEEDS_FROM = 1_000_000
 """Tasks of the test split are seeds from here on."""
 REFUSED = ("VALIDATION_ERROR", "INVALID_JSON")
-"""Codes by which a server says that it did not take an action; its episode goes on."""
+"""Codes by which a server says that it did not take an action; its episode continues."""
 SERVER_TEXT_LIMIT = 500
 OF_EVERY_OBSERVATION = ("done", "reward", "metadata")
 """Fields that OpenEnv gives every observation; they are not shown."""
@@ -43,7 +43,7 @@ class OpenEnvConfig(Checked):
     url: HttpUrl | None = field(default=None, metadata=PLACE)
     """Where the server listens, such as http://localhost:8000."""
     instruction: str = ""
-    """What the policy is told before the first observation."""
+    """What the policy reads before the first observation."""
     action_field: str | None = None
     """Field of the action that takes the policy's text; unset: the only one there is, if it is text."""
     observation_field: str | None = None

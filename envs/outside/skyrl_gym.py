@@ -3,7 +3,7 @@
 A row holds a prompt, and whatever its environment wants to know, such as `reward_spec`;
 `env_class` may name an environment of its own. The reward is the sum of what the
 environment gave. skyrl-gym has one word, `done`, for an end and for its limit of turns;
-here the two are told apart.
+here the two are distinguished.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class SkyrlGymConfig(Checked):
     env_config: dict[str, Any] = field(default_factory=dict, metadata=ARGUMENTS)
     """Settings of the environment, such as `search_url` of `search`."""
     max_turns: PositiveInt | None = None
-    """Limit of turns that the environment is told; unset: the row's, else the environment's own."""
+    """Limit of turns that the environment is given; unset: the row's, else the environment's own."""
     success_at: float = 1.0
     """Sum of rewards from which an episode counts as a success."""
     allow_unsafe: bool = False
@@ -142,7 +142,7 @@ class SkyrlGymEpisode:
         return {"metrics": metrics} if metrics else None
 
     def _only_the_limit(self, action: str, reward: float) -> bool:
-        """Say whether the environment would have gone on, had it not come to its limit of turns.
+        """Say whether the environment would have continued, had it not come to its limit of turns.
 
         An environment of one turn ends by itself. Others are asked again with the limit lifted, by
         the `_is_done` that skyrl-gym's own have; one without it is believed to have ended by itself

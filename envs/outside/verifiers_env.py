@@ -11,7 +11,7 @@ import contextlib
 import json
 import queue
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -177,11 +177,11 @@ class VerifiersEpisode:
         self._seen = asked[0]
         replies = [_message(one) for one in new]
         told = iter([reply["content"] for reply in replies if reply["role"] == "tool"])
-        records = [record if record.error else _answered(record, next(told, "")) for record in records]
+        records = [record if record.error else replace(record, result=next(told, "")) for record in records]
         return Step(messages=replies, done=False, tool_calls=records)
 
     def close(self) -> dict[str, Any]:
-        """End the rollout if it goes on, and have the rubric judge it."""
+        """End the rollout if it is not over, and have the rubric judge it."""
         if self._rollout is None:
             return {}
         if not self._rollout.done():
@@ -254,10 +254,6 @@ def _response(action: str, turn: int) -> tuple[Any, list[ToolCall]]:
     records = [ToolCall(tool=one.tool, args=one.args, result=one.detail, ok=False, error=one.error) for one in broken]
     records += [ToolCall(tool=one.tool, args=one.args, result="", ok=True) for one in calls]
     return Response(id=f"turn_{turn}", created=0, model="policy", message=message), records
-
-
-def _answered(record: ToolCall, text: str) -> ToolCall:
-    return ToolCall(tool=record.tool, args=record.args, result=text, ok=True)
 
 
 def _is_policys(error: Any) -> bool:

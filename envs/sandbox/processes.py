@@ -1,16 +1,20 @@
-"""Talking to a confined process through pipes: a deadline, and no more output than is allowed.
+"""Talking to a confined process: a deadline, no more output than is allowed, and a look now and then at what it holds.
 
-The process is whatever a sandbox started; all that is known here are three pipes and how to kill it.
+The kernel limits each process; what all of them hold together is looked at from outside, twenty times a second.
 """
 
+import contextlib
 import os
 import selectors
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from math import ceil
 from pathlib import Path
 
-from nanoskyrl.envs.sandbox.base import Ran
+from nanoskyrl.envs.sandbox.base import Limits, Ran
 
 BOOTSTRAP = (
     "import builtins, random, _sitebuiltins\n"
@@ -25,9 +29,15 @@ INTERPRETER = os.path.realpath(sys.executable)
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin")
 """What programs need to start; readable, never writable."""
 SYSTEM_FILES = ("/etc/ld.so.cache",)
-
-Talk = tuple[bytes, bytes, str | None]
-"""stdout, stderr, and why it was stopped (timeout, output), or None where it closed both pipes by itself."""
+OPEN_FILES = 64
+"""Of one process. A pair of sockets holds 400 kB that no other limit counts."""
+FILES = 10_000
+"""In each folder in memory, where a file takes a kilobyte that its size does not show."""
+SIGNALS = 256
+"""That wait; the kernel counts them together with those of everything that the same user runs."""
+LOOK_SECONDS = 0.05
+ENDING_SECONDS = 0.1
+"""For a process that closed its pipes to end, past the deadline."""
 
 
 def python_argv() -> list[str]:
@@ -43,67 +53,147 @@ def lay_out(folder: Path, code: str, files: dict[str, bytes]) -> None:
     (folder / "main.py").write_bytes(code.encode("utf-8", "surrogatepass"))
 
 
-def limited(argv: list[str], *, memory_mb: int | None, file_mb: int, processes: int | None = None) -> list[str]:
-    """Return a command under the kernel's own limits."""
-    limits = [f"--fsize={file_mb << 20}", "--core=0", "--nofile=256"]
-    if memory_mb is not None:
-        limits.append(f"--as={memory_mb << 20}")
-    if processes is not None:
-        limits.append(f"--nproc={processes}")
-    return ["/usr/bin/prlimit", *limits, "--", *argv]
+def limited(argv: list[str], limits: Limits) -> list[str]:
+    """Return a command under the kernel's own limits, which hold for each of its processes, and for the first.
+
+    The first process of a namespace is not the program's, but lets the program write into its memory.
+    """
+    # Should nobody be there to stop it at its deadline, it ends when all cores could have worked for so long.
+    seconds = ceil(limits.seconds) * (os.cpu_count() or 1) + 1
+    # A limit of 1 leaves no core; one of 0 would still give it to the program that the machine has for that.
+    words = (
+        f"--as={limits.memory_mb << 20} --fsize={limits.file_mb << 20} --core=1 --nofile={OPEN_FILES} "
+        f"--nproc={limits.processes} --cpu={seconds} --sigpending={SIGNALS}"
+    )
+    script = f'for pid in 1 $$; do prlimit --pid $pid {words} || exit; done; exec "$@"'
+    return ["/bin/sh", "-c", script, "sh", *argv]
 
 
-def talk(
-    stdin_fd: int, stdout_fd: int, stderr_fd: int, stdin: bytes, deadline: float, cap: int, kill: Callable[[], None]
-) -> Talk:
-    """Feed and read a process until it closes its pipes, or kill it at the deadline or past the cap.
+def listed(path: str) -> list[str]:
+    """Return what a folder in /proc lists, or nothing where its process has ended."""
+    try:
+        return os.listdir(path)
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def family(pid: int) -> Iterator[int]:
+    """Yield a process and all that descends from it, as far as it is there."""
+    yield pid
+    for task in listed(f"/proc/{pid}/task"):
+        with contextlib.suppress(OSError):  # it ended while we looked
+            for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
+                yield from family(int(child))
+
+
+def memory_of(pid: int) -> int:
+    """Return the bytes that a process holds, swapped ones too, of shared ones its share; 0 where it is gone.
+
+    Raises:
+        PermissionError: it may not be looked at.
+    """
+    # A first thread that ended holds nothing, and the others continue.
+    for task in listed(f"/proc/{pid}/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            lines = Path(f"/proc/{pid}/task/{task}/smaps_rollup").read_bytes().splitlines()
+            if held := sum(int(line.split()[1]) for line in lines if line.startswith((b"Pss:", b"SwapPss:"))):
+                return held << 10
+    return 0
+
+
+def files_in(members: Sequence[int], place: str) -> int:
+    """Return how many files lie in a folder that is in memory, as some process sees it.
+
+    A process that has ended and was not waited for sees nothing, and one that has not yet gone into the sandbox sees
+    the machine's own folder.
+    """
+    for pid in reversed(members):
+        with contextlib.suppress(OSError):
+            inside = f"/proc/{pid}/root{place}"
+            if not os.path.exists(place) or os.stat(inside).st_dev != os.stat(place).st_dev:
+                found = os.statvfs(inside)
+                return found.f_files - found.f_ffree
+    return 0
+
+
+def holds_too_much(pid: int, limits: Limits, places: Sequence[str]) -> bool:
+    """Say whether a process and all it started hold more memory, or files in memory, than they may.
 
     Args:
-        stdin_fd: Closed here once all is written.
-        stdout_fd: Left open.
-        stderr_fd: Left open.
-        stdin: What the process reads.
-        deadline: On the clock of `time.monotonic`.
-        cap: Bytes of stdout and stderr together.
-        kill: Ends the process with all its children.
+        pid: The first of them.
+        limits: What they may use.
+        places: The folders inside that are in memory and can be written to.
     """
-    found = {stdout_fd: bytearray(), stderr_fd: bytearray()}
+    members = list(family(pid))
+    try:
+        held = sum(map(memory_of, members))
+    except PermissionError:  # what may not be looked at could hold anything
+        return True
+    return held > limits.memory_mb << 20 or any(files_in(members, place) > FILES for place in places)
+
+
+def talk(process: "subprocess.Popen[bytes]", stdin: bytes, limits: Limits, too_much: Callable[[], bool]) -> Ran:
+    """Feed and read a process until it ends, or end it with its group at the deadline or past a limit.
+
+    Args:
+        process: Leader of a group, started with three pipes and without buffers.
+        stdin: What it reads.
+        limits: What it may use.
+        too_much: Says whether it holds more than it may.
+    """
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    deadline = time.monotonic() + limits.seconds
+    written = {process.stdout: bytearray(), process.stderr: bytearray()}
     left = memoryview(stdin)
     stopped: str | None = None
+    looked = time.monotonic()
     with selectors.DefaultSelector() as selector:
-        for fd in found:
-            os.set_blocking(fd, False)
-            selector.register(fd, selectors.EVENT_READ)
-        os.set_blocking(stdin_fd, False)
-        selector.register(stdin_fd, selectors.EVENT_WRITE)
-        reading = set(found)
-        while reading:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
+        for pipe in (process.stdin, *written):
+            os.set_blocking(pipe.fileno(), False)
+            selector.register(pipe, selectors.EVENT_WRITE if pipe is process.stdin else selectors.EVENT_READ)
+        reading = set(written)
+        while stopped is None:
+            now = time.monotonic()
+            if now - looked > LOOK_SECONDS:
+                stopped = "memory" if too_much() else None
+                looked = time.monotonic()
+            if now >= deadline + (0 if reading else ENDING_SECONDS):
                 stopped = "timeout"
-                break
-            for key, _ in selector.select(remaining):
-                if key.fd == stdin_fd:
-                    left = _write(stdin_fd, left)
+            elif not reading:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK_SECONDS)
+                    break
+            for key, _ in selector.select(min(LOOK_SECONDS, deadline - now)) if reading and stopped is None else ():
+                pipe = key.fileobj
+                if pipe is process.stdin:
+                    left = _write(key.fd, left)
                     if not left:
-                        selector.unregister(stdin_fd)
-                        os.close(stdin_fd)
-                        stdin_fd = -1
-                elif (chunk := _read(key.fd)) is None:
-                    continue
-                elif chunk:
-                    found[key.fd] += chunk
-                else:
-                    selector.unregister(key.fd)
-                    reading.discard(key.fd)
-            if sum(map(len, found.values())) > cap:
+                        selector.unregister(pipe)
+                        process.stdin.close()
+                elif chunk := _read(key.fd):
+                    written[pipe] += chunk  # pyright: ignore[reportArgumentType] (one of the two)
+                elif chunk is not None:
+                    selector.unregister(pipe)
+                    reading.discard(pipe)  # pyright: ignore[reportArgumentType]
+            if sum(map(len, written.values())) > limits.output_bytes:
                 stopped = "output"
-                break
-    if stdin_fd >= 0:
-        os.close(stdin_fd)
-    if stopped is not None:
-        kill()
-    return bytes(found[stdout_fd][:cap]), bytes(found[stderr_fd][:cap]), stopped
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    out, err = (bytes(text) for text in written.values())
+    out = out[: limits.output_bytes]
+    stdout, stderr = out.decode("utf-8", "replace"), err[: limits.output_bytes - len(out)].decode("utf-8", "replace")
+    reason = stopped or _reason(process.wait(), stderr)
+    return Ran(reason is None, stdout, stderr, reason)
+
+
+def _reason(status: int, stderr: str) -> str | None:
+    if status < 0 or status - 128 in signal.valid_signals():  # bwrap says 128 + signal
+        return "killed"
+    if status and "MemoryError" in stderr[-200:]:
+        return "memory"
+    return "error" if status else None
 
 
 def _write(fd: int, left: memoryview) -> memoryview:
@@ -123,17 +213,3 @@ def _read(fd: int) -> bytes | None:
         return None
     except OSError:
         return b""
-
-
-def ran_from(talked: Talk, *, status: int | None, late: bool) -> Ran:
-    """Return how a process ended, from what it said and its exit status (None: killed by a signal)."""
-    stdout, stderr, stopped = (talked[0].decode("utf-8", "replace"), talked[1].decode("utf-8", "replace"), talked[2])
-    if stopped is None and late:
-        stopped = "timeout"
-    if stopped is None and status is None:
-        stopped = "killed"
-    if stopped is None and status and "MemoryError" in stderr[-200:]:
-        stopped = "memory"
-    if stopped is None and status:
-        stopped = "error"
-    return Ran(stopped is None, stdout, stderr, stopped)

@@ -1,4 +1,4 @@
-"""What a format of tool calls is: how calls stand in what a policy writes, in the markup that its template taught it.
+"""What a format of tool calls is: how a policy writes calls, in the markup that its template taught it.
 
 A format reads text into pieces: words, asides (reasoning and code fences, where nothing is done) and calls. Joined
 again, with each call in our own tags, they are what an environment is given, so environments know one markup alone.
@@ -36,7 +36,7 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class FoundCall:
-    """A call, and where the text goes on behind it and its closing marks."""
+    """A call, and where the text continues behind it and its closing marks."""
 
     call: ParsedCall
     end: int
@@ -61,7 +61,7 @@ class ToolFormat:
     read: Callable[[str, Tools], list[Piece]]
     """Returns the pieces of a turn's text, in order; values without a type of their own get that of the schema."""
     write: Callable[[str, Mapping[str, Any]], str]
-    """Returns one call as it is written; what a policy is told where its template has no place for tools."""
+    """Returns one call as it is written; what a policy reads where its template has no place for tools."""
     channels: bool = False
     """Whether every turn has marks around it, also one without a call."""
     offered_only: bool = False
@@ -249,13 +249,13 @@ class Finder:
 def scan(text: str, opening: str, read: Callable[[re.Match[str]], tuple[list[ParsedCall], int] | None]) -> list[Piece]:
     """Return the pieces of a text whose calls begin with a mark.
 
-    What stands in reasoning or a fence is talked about, not done. A fence inside a call belongs to the call, and a
+    What is in reasoning or a fence is talked about, not done. A fence inside a call belongs to the call, and a
     call inside a fence to the fence: whichever opens first.
 
     Args:
         text: What a policy wrote in a turn.
         opening: A regular expression of the mark, without groups.
-        read: Returns the calls behind a mark and where the text goes on; None: it is no call.
+        read: Returns the calls behind a mark and where the text continues; None: it is no call.
     """
     marks = re.compile("|".join([f"(?P<call>{opening})", *map(re.escape, ASIDES)]))
     pieces: list[Piece] = []

@@ -36,7 +36,7 @@ class _Said:
     channel: str | None
     body: str
     body_end: int
-    """Where the turn's text goes on behind the body."""
+    """Where the turn's text continues behind the body."""
 
 
 def _messages(text: str) -> Iterator[_Said | str]:
@@ -88,7 +88,7 @@ _PARAMETER_END = re.compile(r"</atem:parameter>(?=\s*(?:<atem:parameter |</atem:
 
 
 def read_atem(text: str, tools: Tools = ()) -> list[Piece]:
-    """Return the pieces of a turn in which calls stand in `<atem:function_calls>`."""
+    """Return the pieces of a turn in which calls are in `<atem:function_calls>`."""
     pieces: list[Piece] = []
     for said in _messages(text):
         if isinstance(said, str):

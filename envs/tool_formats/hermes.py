@@ -37,7 +37,7 @@ def read(text: str, tools: Tools = ()) -> list[Piece]:
 
 
 def _calls_at(text: str, start: int) -> tuple[list[ParsedCall], int]:
-    """Read the calls whose opening tag ends at `start`; return them and where to go on."""
+    """Read the calls whose opening tag ends at `start`; return them and where to continue."""
     begin = _after_space(text, start)
     fence = _FENCE.match(text, begin)
     try:
@@ -60,7 +60,7 @@ def _after_space(text: str, start: int) -> int:
 
 
 def after_broken_call(text: str, start: int) -> int:
-    """Return where to go on after a call that cannot be read: its closing tag, or the next opening one."""
+    """Return where to continue after a call that cannot be read: its closing tag, or the next opening one."""
     following = text.find(TOOL_CALL, start)
     end = text.find(TOOL_CALL_END, start, following if following >= 0 else len(text))
     if end >= 0:

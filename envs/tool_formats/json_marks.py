@@ -56,7 +56,7 @@ def read_llama(text: str, tools: Tools = ()) -> list[Piece]:
 
 
 def _is_llama_call(value: Any) -> bool:
-    """Say whether an object is a call; a call and an answer in JSON begin alike."""
+    """Say whether an object is a call; a call and an answer in JSON begin the same way."""
     if not isinstance(value, dict) or not value.keys() <= _LLAMA_KEYS:
         return False
     return isinstance(value.get("function"), dict) or bool(value.keys() & set(ARGUMENT_KEYS))

@@ -109,9 +109,7 @@ class _Literals:
 
 def _unescaped(found: re.Match[str]) -> str:
     code = found[1]
-    if len(code) > 1:
-        return chr(int(code[1:], 16))
-    return _ESCAPES.get(code, code)
+    return chr(int(code[1:], 16)) if len(code) > 1 else _ESCAPES.get(code, code)
 
 
 # LFM2: <|tool_call_start|>[name(key='value'), ...]<|tool_call_end|>
@@ -183,7 +181,7 @@ def _gemma(value: Any) -> str:
 
 
 def _after(text: str, start: int, opening: str, closing: str) -> int:
-    """Return where to go on after a call that cannot be read."""
+    """Return where to continue after a call that cannot be read."""
     following = text.find(opening, start)
     end = text.find(closing, start, following if following >= 0 else len(text))
     if end >= 0:

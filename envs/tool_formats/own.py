@@ -1,4 +1,4 @@
-"""Our own protocol: how tools are told of in words where a chat template has no place for them, in one text for all.
+"""Our own protocol: how tools are described where a chat template has no place for them, in one text for all.
 
 The calls are JSON in `<tool_call>` tags, which `hermes.py` reads; results are shown in `<tool_response>` tags.
 """

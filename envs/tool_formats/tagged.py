@@ -1,7 +1,7 @@
 """`<tool_call>` tags around arguments that are written without quotes: Qwen-Coder's and GLM's formats.
 
 Values have no types of their own: what the tool's schema calls text stays as it is, the rest is read as JSON.
-What stands in the tags in neither way is left to whoever reads JSON in them.
+What is in the tags in neither way is left to whoever reads JSON in them.
 """
 
 import json
@@ -35,7 +35,7 @@ _VALUE_END = re.compile(rf"</arg_value>(?=\s*(?:<arg_key>|{TOOL_CALL_END}))")
 
 
 def read_xml(text: str, tools: Tools = ()) -> list[Piece]:
-    """Return the pieces of a turn in which `<function=NAME>` and `<parameter=NAME>` stand in the tags."""
+    """Return the pieces of a turn in which `<function=NAME>` and `<parameter=NAME>` are in the tags."""
     finder = Finder(text)
     return scan(text, rf"{TOOL_CALL}\s*(?=<function=)", lambda mark: _functions_at(finder, mark.end(), tools))
 
@@ -75,7 +75,7 @@ def write_xml(name: str, args: Mapping[str, Any]) -> str:
 
 
 def read_glm(text: str, tools: Tools = ()) -> list[Piece]:
-    """Return the pieces of a turn in which a name and pairs of `<arg_key>` and `<arg_value>` stand in the tags."""
+    """Return the pieces of a turn in which a name and pairs of `<arg_key>` and `<arg_value>` are in the tags."""
     opening = rf"{TOOL_CALL}(?=\s*[^\s<>{{}}\[\]]+\s*(?:<arg_key>|{TOOL_CALL_END}))"
     finder = Finder(text)
     return scan(text, opening, lambda mark: _pairs_at(finder, mark.end(), tools))

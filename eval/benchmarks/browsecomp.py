@@ -1,7 +1,7 @@
 """BrowseComp: facts that are hard to find and easy to check (openai.com/index/browsecomp).
 
 Questions and answers are encrypted in its file, each with the row's own canary, so that
-they do not stand in the open web. They are decrypted in memory only: of a row, its id,
+they are not in the open web. They are decrypted in memory only: of a row, its id,
 grade and counts are written down, and no text and no token.
 """
 

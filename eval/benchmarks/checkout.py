@@ -27,7 +27,7 @@ QUIET = (
     "export GIT_CONFIG_NOSYSTEM=1 GIT_PAGER=cat PAGER=cat GIT_TERMINAL_PROMPT=0 PYTHONDONTWRITEBYTECODE=1 "
     "GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'\n"
 )
-"""The files belong to somebody else than whoever runs in the sandbox, which git has to be told is right."""
+"""The files belong to somebody else than whoever runs in the sandbox, which git has to be assured of."""
 IDENTITY = ["-c", "user.name=agent", "-c", "user.email=agent@localhost", "-c", "commit.gpgsign=false"]
 DIFF = (
     "git -c core.fsmonitor= add -A && "

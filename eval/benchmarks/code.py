@@ -1,7 +1,7 @@
 """Programs that a model wrote: found in its text, and run in the sandbox only.
 
 A program that ends well has proved nothing (`sys.exit(0)` does, too): what counts is what
-it answered, and what the answer should be is not told in the sandbox. The word in front of
+it answered, and what the answer should be is not given in the sandbox. The word in front of
 an answer only tells it from what the program prints: a program may find it, and gains nothing.
 Where tests are asserts, which hold the answers, `envs/graders/program_tests.py` runs them apart.
 """
@@ -66,7 +66,7 @@ def run_solution(solution: str, work: str, order: Mapping[str, Any], limits: Lim
     Args:
         solution: The program's source.
         work: Source of `work(names, order)`, which returns what JSON can hold.
-        order: What `work` is told.
+        order: What `work` is called with.
         limits: What all of it may use.
 
     Raises:
@@ -90,7 +90,7 @@ def outcome_of(ran: Ran, secret: str) -> Outcome:
         return Outcome(reason=ran.reason or "error")
     try:
         value = json.loads(ran.stdout[place + len(secret) :].split("\n")[0])
-    except ValueError:  # the program wrote into the answer
+    except (ValueError, RecursionError):  # the program wrote into the answer
         return Outcome(reason="error")
     return Outcome(value=value, reached=True)
 
@@ -120,6 +120,7 @@ def _numbers(line: str) -> Sequence[Any] | None:
     from decimal import Decimal, InvalidOperation
 
     try:
-        return [Decimal(word) for word in line.split()]
+        found = [Decimal(word) for word in line.split()]
     except InvalidOperation:
         return None
+    return None if any(number.is_snan() for number in found) else found  # which raise when they are compared

@@ -2,7 +2,7 @@
 
 Its terms ask that no example be shown in the open: the shards stay on this machine, and
 export and report refuse their text. Options are shuffled by row, and the permutation is
-kept; the gold is an index through it, for two options may read alike.
+kept; the gold is an index through it, for two options may have one text.
 """
 
 import random

@@ -84,7 +84,7 @@ def completed(text: str, prompt: str, entry_point: str) -> str:
     """Return the program that a reply makes of a prompt; nothing where it holds none.
 
     A block that defines the function stands behind the prompt's own imports and helpers; a
-    reply that only goes on with the body is put behind the prompt.
+    reply that gives the body alone is put behind the prompt.
     """
     head = f"def {entry_point}"
     whole = [block for block in fenced(text) if head in block]

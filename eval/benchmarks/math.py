@@ -1,4 +1,4 @@
-"""MATH and MATH-500: competition problems whose answer stands in a box (arXiv 2103.03874).
+"""MATH and MATH-500: competition problems whose answer is in a box (arXiv 2103.03874).
 
 The answer is what the reply states, in a box as a rule. Equality is math-verify's behind our layer, not
 the authors' comparison of strings: a fraction and its decimal are the same number.

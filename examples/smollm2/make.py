@@ -53,10 +53,11 @@ def convert(output: Path) -> None:
 
 
 def sums(split: str) -> list[Question]:
-    """Return sums of two numbers up to 99."""
+    """Return sums up to 100."""
     return [
         (one.question, one.answer, [said(f"<answer>{one.answer}</answer>")])
         for one in generate("addition", 1, split, COUNTS[split])
+        if int(one.answer) <= 100
     ]
 
 

@@ -39,7 +39,7 @@ NonEmptyText = Annotated[str, Meta(min_length=1, description="at least 1 charact
 Device = Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$", description="auto, cpu, cuda or cuda:N")]
 
 PLACE = {"place": True}
-"""Says where or how to run and changes no row: it stands in no manifest."""
+"""Says where or how to run and changes no row: it is in no manifest."""
 FILE = {"file": True, "path": "file"}
 """Names a file or folder of input. A manifest holds its digest; run.toml its whole path."""
 PATH = {"path": "file"}
@@ -61,7 +61,7 @@ class Checked:
 
     __slots__ = ()
     table: ClassVar[str]
-    """The table that these settings stand in, for messages; without it the class's name tells: SapoConfig's is sapo."""
+    """The table of these settings, for messages; without it the class's name tells: SapoConfig's is sapo."""
 
     def __post_init__(self) -> None:
         """Refuse what the types do not allow, then what `check` does not."""
@@ -114,7 +114,7 @@ def checked(config: type, key: str, value: Any, table: str) -> Any:
             ) from error
     wanted = range_text(of)
     if is_nan and not wanted:
-        raise SettingsError(f"`{table}.{key}` is not a number", hint="Give one")
+        raise SettingsError(f"`{table}.{key}` must be a number, not nan")
     close = did_you_mean(value, words_of(of)) if isinstance(value, str) else None
     raise SettingsError(f"`{table}.{key}` must be {wanted}, not {value!r}", hint=close or _remedy(config, key))
 
@@ -123,11 +123,11 @@ def _items(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
 
 
-def _remedy(config: type, key: str) -> str:
-    """Return what to do about a value out of range: the default, and what the field is for."""
+def _remedy(config: type, key: str) -> str | None:
+    """Return the default of a setting and what it is for; None where there is neither to say."""
     default = next(field.default for field in dataclasses.fields(config) if field.name == key)
-    usual = "or leave it out" if default in (None, (), dataclasses.MISSING) else f"such as the default, {default}"
-    return f"Give a value in that range, {usual}. {field_docs(config).get(key, '')}".strip()
+    usual = "" if default in (None, (), dataclasses.MISSING) else f"The default is {default}. "
+    return usual + field_docs(config).get(key, "") or None
 
 
 def bare(of: Any) -> Any:

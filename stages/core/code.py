@@ -18,6 +18,7 @@ from typing import Any
 
 from nanoskyrl.stages.core.digests import digest_json, digest_text
 from nanoskyrl.stages.core.errors import ConflictError
+from nanoskyrl.stages.core.pipeline import OURS
 from nanoskyrl.stages.core.registry import BUILTIN, package_version
 
 SOURCES = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ class CodeConfig:
     """What happens where an output was made by other code than there is now."""
 
     strict: bool = False
-    """Refuse it. False: a finished output stays and the difference is told; an unfinished one is begun again."""
+    """Refuse it. False: a finished output stays and the difference is reported; an unfinished one is begun again."""
 
 
 class OtherCode(ConflictError, UserWarning):
@@ -51,7 +52,7 @@ class OtherCode(ConflictError, UserWarning):
             hint="Take `code.strict` out of the settings, or make it again with `--force`",
         )
         self.says = (does, *modules)
-        """The same of all outputs that differ in the same modules: enough to be told once."""
+        """The same of all outputs that differ in the same modules: enough to be reported once."""
 
 
 def code_of(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,7 +61,8 @@ def code_of(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         version of the package; digest of all modules; modules, by name the head of the digest of each.
     """
-    modules = imported([f"nanoskyrl.stages.{stage}", *_plugins(settings)], _source)
+    begins = f"nanoskyrl.stages.{stage}" if stage in OURS else "nanoskyrl.stages.core.own_stage"
+    modules = imported([begins, *_plugins(settings)], _source)
     return {
         "version": package_version("nanoskyrl") or "unknown",
         "digest": digest_json(modules),

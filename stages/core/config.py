@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from nanoskyrl.stages.core.checked import checked, metadata_of
 from nanoskyrl.stages.core.errors import InputError, Notice, SettingsError, did_you_mean, told_as
+from nanoskyrl.stages.core.pipeline import OURS, Stage
 from nanoskyrl.stages.core.registry import BUILTIN, entry_points, load_attribute, look_in, lookup
 from nanoskyrl.stages.core.storage import expanded
 
@@ -32,20 +33,15 @@ GONE = {
     "gspo.seq_log_ratio_max": 10.0,
     "gpqa.shuffle_seed": 0,
 }
-"""Settings of earlier versions, and the values that hold now: such a key is read, told once, and ignored."""
+"""Settings of earlier versions, and the values that hold now: such a key is read, named once, and ignored."""
 _told: set[str] = set()
 _THERE = object()
 
 CONFIGS = {
-    "rollout": "nanoskyrl.stages.engines.rollout_config:RolloutConfig",
-    "score": "nanoskyrl.stages.score:ScoreConfig",
+    **{name: str(stage.config) for name, stage in OURS.items()},
     "judge": "nanoskyrl.envs.graders.judge:JudgeConfig",
-    "advantage": "nanoskyrl.stages.learning.advantage_config:AdvantageConfig",
-    "train": "nanoskyrl.stages.learning.train_config:TrainConfig",
     "critic": "nanoskyrl.stages.learning.train_config:CriticConfig",
     "off_policy": "nanoskyrl.algos.off_policy:OffPolicyConfig",
-    "sync": "nanoskyrl.stages.sync:SyncConfig",
-    "eval": "nanoskyrl.stages.eval:EvalConfig",
     "loop": "nanoskyrl.stages.running.loop:LoopConfig",
     "run": "nanoskyrl.stages.core.runs:RunConfig",
     "code": "nanoskyrl.stages.core.code:CodeConfig",
@@ -89,15 +85,24 @@ def config_class(table: str) -> type | None:
     """Return the dataclass of a table, or None if nothing has that name."""
     if table in CONFIGS:
         return load_attribute(CONFIGS[table], what="settings")
-    kinds = ("env", "bench", "algo", "engine")
+    kinds = ("env", "bench", "algo", "engine", "stage")
     kind = next((kind for kind in kinds if table in BUILTIN[kind] or ":" in table), None)
     kind = kind or next((kind for kind in kinds if table in entry_points(kind)), None)
-    return getattr(lookup(kind, table), "Config", None) if kind else None
+    return settings_class(lookup(kind, table)) if kind else None
+
+
+def settings_class(plugin: Any) -> Any:
+    """Return the settings of a plug-in: those that a class or an algorithm has as `Config`, and a stage as `config`."""
+    return plugin.config if isinstance(plugin, Stage) else getattr(plugin, "Config", None)
 
 
 def tables() -> list[str]:
     """Return the names of all tables that are built in."""
-    return list(dict.fromkeys([*CONFIGS, *BUILTIN["env"], *BUILTIN["engine"], *BUILTIN["algo"], *BUILTIN["bench"]]))
+    return list(
+        dict.fromkeys(
+            [*CONFIGS, *BUILTIN["env"], *BUILTIN["engine"], *BUILTIN["algo"], *BUILTIN["bench"], *BUILTIN["stage"]]
+        )
+    )
 
 
 def read_file(path: Path) -> Settings:
@@ -120,10 +125,10 @@ def read_file(path: Path) -> Settings:
             value = yaml.load(text, _yaml_loader()) or {}
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise InputError(
-                f"`{path}` is not YAML: {' '.join(str(error).split())}", hint="Mend the line it names"
+                f"`{path}` is not YAML: {' '.join(str(error).split())}", hint="Fix the line it names"
             ) from error
     else:
-        with told_as(InputError, f"`{path}` is not TOML", ValueError, RecursionError, hint="Mend the line it names"):
+        with told_as(InputError, f"`{path}` is not TOML", ValueError, RecursionError, hint="Fix the line it names"):
             value = tomllib.loads(text)
     if not isinstance(value, dict):
         raise SettingsError(f"`{path}` holds no tables", hint="Write tables such as [rollout]")
@@ -284,11 +289,7 @@ def stage_config(settings: Mapping[str, Mapping[str, Any]], stage: str, **flags:
 
 def plugin_config(settings: Mapping[str, Mapping[str, Any]], kind: str, name: str) -> Any:
     """Return the settings of a plug-in from the table of its name; None if it has none."""
-    found = (
-        load_attribute(CONFIGS[name], what="settings")
-        if name in CONFIGS
-        else getattr(lookup(kind, name), "Config", None)
-    )
+    found = load_attribute(CONFIGS[name], what="settings") if name in CONFIGS else settings_class(lookup(kind, name))
     return None if found is None else build(found, settings.get(name, {}), name)
 
 

@@ -1,4 +1,4 @@
-"""Errors that a user can mend, and the exit code each one ends the command with.
+"""Errors that a user can fix, and the exit code each one ends the command with.
 
 Everything else that is raised is a bug and keeps its traceback.
 """
@@ -48,13 +48,13 @@ class ConflictError(OutputError):
 
 
 class EngineError(NanoskyrlError):
-    """Generation could not start or go on."""
+    """Generation could not start or continue."""
 
     exit_code = EXIT_FAILED
 
 
 class ShortError(EngineError):
-    """Generation ended with less than was asked for; what there is, is kept, and the same command goes on."""
+    """Generation ended with less than was asked for; what there is, is kept, and the same command resumes."""
 
     exit_code = EXIT_SHORT
 
@@ -77,7 +77,7 @@ class Notice(UserWarning):
 
 @contextlib.contextmanager
 def told_as(kind: type[NanoskyrlError], message: str, *wrong: type[Exception], hint: str) -> Iterator[None]:
-    """Tell what goes wrong inside as an error that a user can mend: the message, and the reason behind a colon.
+    """Tell what goes wrong inside as an error that a user can fix: the message, and the reason behind a colon.
 
     Args:
         kind: The error to raise.

@@ -13,14 +13,15 @@ from typing import Any
 
 from nanoskyrl.stages.core.digests import canonical_json, digest_bytes
 from nanoskyrl.stages.core.errors import InputError, told_as
+from nanoskyrl.stages.core.pipeline import OURS
 from nanoskyrl.stages.core.trajectory import SCHEMA_VERSION
 
 MANIFEST, STARTED, SUMMARY = "_manifest.json", "_started.json", "_summary.json"
 """Of a directory. Readers of data sets skip names that begin with `_`, so they take the parts alone."""
 SCHEMA_1 = {name: name.removeprefix("_") for name in (MANIFEST, STARTED, SUMMARY)}
 """Names of these files in directories of schema 1, which are read, and written no more."""
-TABLES = ("rollout", "score", "advantage", "train", "sync", "eval")
-"""Settings of stages in a manifest, which later stages look into."""
+PASSES_ON = "table"
+"""Fact of what a stage of somebody's own wrote: the stage of ours whose tables it passed on."""
 STAYS_LOCAL = "text_stays_local"
 """Fact of a directory whose text must not leave the machine, with the reason."""
 PART_NAME = re.compile(r"part-[0-9]{5}\.parquet")
@@ -78,7 +79,8 @@ class Manifest:
     @property
     def fell_short(self) -> int:
         """Rows that should have come to something and did not: failed attempts, and verdicts that could not be had."""
-        return 0 if self.stage == "advantage" else sum(n for reason, n in self.dropped.items() if reason != "skipped")
+        meant = self.stage == "advantage" or PASSES_ON in self.facts
+        return 0 if meant else sum(n for reason, n in self.dropped.items() if reason != "skipped")
 
     def to_bytes(self) -> bytes:
         """Return the file's contents."""
@@ -96,7 +98,7 @@ def read_manifest(directory: Path, *, stage: str | Sequence[str] | None = None) 
 
     Args:
         directory: Where a stage wrote.
-        stage: The stage, or stages, that must have written it.
+        stage: The stage, or stages, that must have written it, or whose tables somebody's own passed on.
 
     Raises:
         InputError: nothing there, unfinished, not JSON, a newer schema, or another stage's.
@@ -111,7 +113,7 @@ def read_manifest(directory: Path, *, stage: str | Sequence[str] | None = None) 
         if located(directory, STARTED).exists():
             found = read_started(directory).get("stage", "stage")
             raise InputError(
-                f"`{directory}` is unfinished: `{found}` did not end", hint=f"Run `skyrl {found}` again to go on"
+                f"`{directory}` is unfinished: `{found}` did not end", hint=f"Run `skyrl {found}` again to resume"
             ) from error
         raise InputError(f"`{directory}` has no {MANIFEST}", hint="Name a directory that a stage wrote") from error
     except (ValueError, RecursionError) as error:
@@ -143,7 +145,7 @@ def read_manifest(directory: Path, *, stage: str | Sequence[str] | None = None) 
     ):
         manifest = msgspec.convert(value, Manifest)
         manifest.to_bytes()  # half a surrogate pair is JSON, but nothing that can be written again or digested
-    if none := [name for name in TABLES if not isinstance(manifest.settings.get(name, {}), dict)]:
+    if none := [name for name in OURS if not isinstance(manifest.settings.get(name, {}), dict)]:
         raise InputError(
             f"`{place}` lacks what a manifest holds: `settings.{none[0]}` is no table",
             hint="Run the stage again, with `--force`",
@@ -152,7 +154,7 @@ def read_manifest(directory: Path, *, stage: str | Sequence[str] | None = None) 
     if len(set(names)) != len(names) or not all(map(PART_NAME.fullmatch, names)):
         raise InputError(f"`{place}` lists its parts wrongly", hint="Run the stage again, with `--force`")
     wanted = (stage,) if isinstance(stage, str) else stage
-    if wanted and manifest.stage not in wanted:
+    if wanted and not {manifest.stage, manifest.facts.get(PASSES_ON)} & {*wanted}:
         raise InputError(
             f"`{directory}` was written by `{manifest.stage}`, not by `{wanted[0]}`",
             hint=f"Run `skyrl {wanted[0]}` first, and name its output",

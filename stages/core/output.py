@@ -166,6 +166,19 @@ def open_output(
         yield output
 
 
+def is_current(directory: Path, head: Head) -> bool:
+    """Say whether a finished output is what this head would make; one of other code is reported, and stays.
+
+    Raises:
+        InputError: its manifest cannot be read.
+    """
+    try:
+        _finished_already(directory, head)
+    except ConflictError:
+        return False
+    return True
+
+
 def _finished_already(directory: Path, head: Head) -> Manifest:
     manifest = read_manifest(directory)
     _refuse_difference(directory, head, dataclasses.asdict(manifest), "finished")

@@ -95,6 +95,9 @@ TOOL_FORMATS = {
 }
 """Markups of tool calls, in the order in which a chat template is tried with them."""
 
+STAGES = {"filter": "nanoskyrl.stages.filter:FILTER"}
+"""Stages that a run has where `run.stages` names them; those of every run are in `pipeline.py`."""
+
 BUILTIN: Mapping[str, Mapping[str, str]] = {
     "env": ENVS,
     "bench": BENCHES,
@@ -102,6 +105,7 @@ BUILTIN: Mapping[str, Mapping[str, str]] = {
     "algo": ALGOS,
     "estimator": ESTIMATORS,
     "tool_format": TOOL_FORMATS,
+    "stage": STAGES,
 }
 
 
@@ -156,7 +160,7 @@ def plugin_errors(what: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise SettingsError(
-            f"{what} failed: {type(error).__name__}: {error}", hint="Mend it; SKYRL_TRACEBACK=1 shows where it happened"
+            f"{what} failed: {type(error).__name__}: {error}", hint="Fix it; SKYRL_TRACEBACK=1 shows where it happened"
         ) from error
 
 

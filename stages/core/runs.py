@@ -6,7 +6,7 @@
       step-000000/{rollout,score,advantage,train,sync}/  step-000001/...
       evals/00000000/NAME/
 
-Stages that are not told their input or output find it here.
+Stages whose input or output is not named find it here.
 """
 
 import os
@@ -18,12 +18,11 @@ from nanoskyrl.stages.core.checked import PATH, PATH_OR_NAME, PLACE, Checked, No
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import is_finished
 from nanoskyrl.stages.core.metrics import METRICS
+from nanoskyrl.stages.core.pipeline import STAGES
 
 DEFAULT_RUN = "runs/default"
 EVALUATIONS = "evals"
 """Folder of a run's evaluations, by policy and then by what was evaluated."""
-STAGES = ("rollout", "score", "advantage", "train", "sync")
-INPUT_OF = {"score": "rollout", "advantage": "score", "train": "advantage", "sync": "train"}
 NUMBER = re.compile("[0-9]{1,9}")
 """Of a step or a policy. Python's own idea of digits takes others too, and its int does not take all of them."""
 
@@ -38,6 +37,8 @@ class RunConfig(Checked):
     """What `policies/00000000` is made from: `starter`, a directory, or a hub id."""
     lag: NonNegativeInt = 0
     """Step k samples from `policies/max(0, k - lag)`; 0 samples from the newest."""
+    stages: tuple[str, ...] = ()
+    """Stages besides, each behind the one that it works on: filter, or module:attribute of your own."""
     folders: tuple[str, ...] = field(default=(), metadata=PLACE | PATH)
     """Where modules are imported from that the settings name, beside Python's own folders. A command that keeps such a
     setting adds the folder that it found the module in."""
@@ -76,6 +77,11 @@ class Run:
         found = ((step_of(path), path) for path in self.root.glob("step-*") if path.is_dir())
         return sorted(step for step, path in found if step is not None and path == self.step(step))
 
+    def made(self, step: int) -> list[str]:
+        """Return the names of the stages that have a folder in a step."""
+        folders = {path.name for path in self.step(step).iterdir() if path.is_dir()}
+        return [*(name for name in STAGES if name in folders), *sorted(folders.difference(STAGES))]
+
     def policies(self) -> list[int]:
         """Return the published versions, in order."""
         found = ((version_of(path), path) for path in (self.root / "policies").glob("*") if path.is_dir())
@@ -101,7 +107,7 @@ class Run:
         if begun is not None:
             raise InputError(
                 f"`{self.stage(begun, stage)}` is unfinished: `{stage}` did not end",
-                hint=f"Run `skyrl {stage}` again to go on",
+                hint=f"Run `skyrl {stage}` again to resume",
             )
         raise InputError(
             f"run `{self.root}` has no finished `{stage}`", hint=f"Run `skyrl {stage}` first, or name the input"

@@ -100,7 +100,7 @@ def read_part(path: Path, digest: str | None = None, columns: Sequence[str] | No
         renamed = _renamed_since(file.schema_arrow, path)
         wanted = None if columns is None else [renamed.get(name, name) for name in columns]
         # Without threads: pyarrow's pool can abort a process that exits (apache/arrow#39162), and is no faster.
-        # Not by `read_table`, which starts one of the pool's threads whatever it is told.
+        # Not by `read_table`, which starts one of the pool's threads whatever it is given.
         table = file.read(columns=wanted, use_threads=False)
     if renamed:
         now = {then: name for name, then in renamed.items()}

@@ -1,4 +1,4 @@
-"""How what stays up, or has started what stays up, is told to stop."""
+"""How what stays up, or has started what stays up, is stopped."""
 
 import contextlib
 import signal

@@ -42,7 +42,7 @@ def as_path(place: str | os.PathLike[str]) -> Path:
         hint="Name a local path or an installed fsspec URL",
     ):
         path = UPath(text)
-        _ = path.fs  # made now, so that a missing package is told now
+        _ = path.fs  # made now, so that a missing package is reported now
         return cast(Path, path)
 
 

@@ -15,12 +15,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pyarrow as pa
 
+from nanoskyrl.stages.core.pipeline import OURS, STEP
+
 SCHEMA_VERSION = 2
 """Raised when a column changes its name, type or meaning. Readers refuse newer ones."""
 RENAMED = {"logprobs": "rollout_logprobs"}
 """Columns of schema 1 by the names they have now; nothing else changed in the table."""
 SCHEMA_KEY = b"nanoskyrl.schema_version"
-"""Where the version stands in the metadata of every Parquet file."""
+"""Where the version is in the metadata of every Parquet file."""
 
 STATUSES = ("completed", "truncated", "max_turns", "failed")
 STOP_REASONS = {
@@ -160,7 +162,7 @@ COLUMNS = (
     Column("shaped_reward", FLOAT64, "advantage", "what the estimator saw: reward with the punishment for length and the KL; equal to reward without", True),
     Column("advantages", FLOAT32S, "advantage", "per response token, 0 where loss_mask is 0; null where the row is not kept", True),
     Column("returns", FLOAT32S, "advantage", "PPO: targets of the critic", True),
-    Column("values", FLOAT32S, "advantage", "PPO: what the critic foretold", True),
+    Column("values", FLOAT32S, "advantage", "PPO: what the critic predicted", True),
     Column("old_logprobs", FLOAT32S, "advantage", "nats under the policy at the start of the update, where asked for", True),
     Column("ref_logprobs", FLOAT32S, "advantage", "nats under the frozen reference, where asked for", True),
     Column("kept", BOOL, "advantage", "whether `train` learns from the row"),
@@ -169,14 +171,15 @@ COLUMNS = (
 
 WITHHELD = ("prompt", "response", "messages", "turns", "metadata")
 """Null in rows of benchmarks whose text must not be written down, and in no others; they have no tokens either."""
-STAGE_ORDER = ("rollout", "score", "advantage")
+STAGE_ORDER = tuple(stage.name for stage in STEP if stage.columns == stage.name)
+"""Stages that add columns."""
 TOKEN_COLUMNS = tuple(column.name for column in COLUMNS if pa.types.is_list(column.type) and column.name != "turns")
 PER_RESPONSE_TOKEN = tuple(name for name in TOKEN_COLUMNS if name not in ("prompt_ids", "response_ids"))
 
 
 def columns_of(stage: str) -> tuple[Column, ...]:
-    """Return the columns present in the shards of a stage (eval writes those of score)."""
-    last = STAGE_ORDER.index("score" if stage == "eval" else stage)
+    """Return the columns present in the shards of a stage of ours."""
+    last = STAGE_ORDER.index(OURS[stage].columns or stage)
     return tuple(column for column in COLUMNS if STAGE_ORDER.index(column.stage) <= last)
 
 

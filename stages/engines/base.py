@@ -1,7 +1,7 @@
 """What generates: an engine takes prompt tokens and returns sampled tokens with their log-probs.
 
 A token engine loads a policy and can prove which one it holds. A chat engine (`openai`)
-asks an endpoint for text, a text engine (`scripted`) writes what it was told: they show no
+asks an endpoint for text, a text engine (`scripted`) writes what it was given: they show no
 tokens, and their trajectories are for reading and scoring, marked untrainable.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class SamplingParams:
     logprobs_mode: str = "processed"
     """processed: of the distribution drawn from; raw: of the logits as they are; recomputed: none."""
     stop_strings: tuple[str, ...] = ()
-    """Texts that end a turn as soon as they stand in it; they stay in it."""
+    """Texts that end a turn as soon as they occur in it; they stay in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Request:
     """Of this turn's random draws, and of nothing else's."""
     max_tokens: int
     group: str = ""
-    """Requests of one group begin alike, and are kept together where that saves work."""
+    """Requests of one group begin the same way, and are kept together where that saves work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,15 +104,52 @@ class HfConfig(Checked):
     device: Device = field(default="auto", metadata=PLACE)
     """Where the model runs; auto finds a GPU."""
 
+    @staticmethod
+    def on_gpus(gpus: Sequence[int]) -> dict[str, Any]:
+        """Return the settings under which it runs on these GPUs, or on the CPU where there is none."""
+        return {"device": f"cuda:{gpus[0]}" if gpus else "cpu"}
 
-class TokenEngine(ABC):
+    def for_benchmarks(self) -> dict[str, Any]:
+        """Return the settings by which a benchmark's numbers hang on no batch size: on a CPU, float64.
+
+        In float32 the last bits of a logit depend on the rows beside it, and now and then turn a token.
+        """
+        import torch  # the engine needs it, others do not
+
+        on_cpu = self.device == "cpu" or (self.device == "auto" and not torch.cuda.is_available())
+        return {"dtype": "float64"} if self.dtype == "auto" and on_cpu else {}
+
+
+class Engine:
+    """What generates; the kinds below say how it is asked. An engine of somebody's own is one class of such a kind."""
+
+    holds_policy: ClassVar[bool] = False
+    """Whether it is given a policy of ours and samples from it; else it samples from something of its own."""
+    is_served: ClassVar[bool] = False
+    """Whether it lives in servers that the next command of a run meets again."""
+    takes_stop_strings: ClassVar[bool] = False
+    place: Path | None = None
+    """The run's directory, where it may find its servers, and write logs."""
+
+    def keep_replies(self, journal: Path | None) -> None:
+        """Keep every reply in this file, and take those that it holds from there; None: keep none."""
+
+    def facts(self) -> Mapping[str, float | int | str | None]:
+        """Return numbers about the engine's work since it was last asked, for the log."""
+        return {}
+
+    def close(self) -> None:
+        """Stop what the engine started."""
+
+
+class TokenEngine(Engine, ABC):
     """Generates tokens with a policy; the attributes are set by `load`."""
 
+    holds_policy = True
     policy_digest: str | None = None
     renderer: Renderer
     context_length: int
     """Longest sequence, prompt and response together."""
-    takes_stop_strings: bool = False
     canary_tolerance: float = 1e-4
     """Nats by which its log-probs of a canary may differ from the trainer's, mean weighted by probability; this suits
     float32."""
@@ -138,8 +175,8 @@ class TokenEngine(ABC):
         """Return nats of each token but the first, given those before, at temperature 1."""
 
 
-class AsyncEngine(ABC):
-    """Works on many requests at once, each on its own; episodes go on while others wait."""
+class AsyncEngine(Engine, ABC):
+    """Works on many requests at once, each on its own; episodes continue while others wait."""
 
     capacity: int
     """Attempts that are worth having alive at once."""
@@ -166,14 +203,6 @@ class AsyncEngine(ABC):
     def verify(self) -> None:
         """Raise ProofError unless what was generated comes from the policy that was asked for."""
 
-    @abstractmethod
-    def facts(self) -> dict[str, float | int | str | None]:
-        """Return numbers about the engine's work since it was last asked, for the log."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Stop what the engine started."""
-
 
 class AsyncTokenEngine(AsyncEngine, TokenEngine):
     """Samples many requests at once."""
@@ -191,27 +220,40 @@ class AsyncTokenEngine(AsyncEngine, TokenEngine):
         return self.submit(all_of_them()).result()
 
 
+class ServedEngine(AsyncTokenEngine):
+    """Samples on servers, which outlive the command that started them where somebody keeps them up."""
+
+    is_served = True
+    takes_stop_strings = True
+
+
 class ChatEngine(AsyncEngine):
     """Asks for text, and sees no token ids."""
 
-    takes_stop_strings: bool = True
+    takes_stop_strings = True
 
     @abstractmethod
     async def chat(self, request: ChatRequest, sampling: SamplingParams) -> Reply:
         """Return what came of a request, errors included."""
 
 
-class TextEngine(ABC):
+class TextEngine(Engine, ABC):
     """Generates text without token ids."""
-
-    takes_stop_strings: bool = False
 
     @abstractmethod
     def reply(self, environment: Environment, task: Task, turn: int) -> str:
         """Return what is written in this turn of an attempt at the task."""
 
 
-Engine = TokenEngine | ChatEngine | TextEngine
+FACES: Mapping[str, type[Engine]] = {"hf": TokenEngine, "vllm": ServedEngine}
+"""What is known of engines whose own classes would load torch, also where a stage is up to date."""
+
+
+def face_of(name: str) -> type[Engine]:
+    """Return the class of an engine, or one that says the same of it; raises as `lookup` does."""
+    from nanoskyrl.stages.core.registry import lookup
+
+    return FACES.get(name) or lookup("engine", name)
 
 
 def make_engine(name: str, config: Any) -> Engine:

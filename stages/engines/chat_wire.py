@@ -2,7 +2,7 @@
 
 Environments speak text: a call is `<tool_call>{...}</tool_call>`. An endpoint with tools of
 its own (`native`) has calls apart from the text, with ids that the results name; one
-without (`text`) is told in words how to call, in those that are used in training.
+without (`text`) gets a text that says how to call, the same as in training.
 """
 
 import json
@@ -56,7 +56,7 @@ def _with_ids(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _written(content: str) -> list[dict[str, Any]]:
-    """Return the calls that stand in a text."""
+    """Return the calls that are in a text."""
     return [
         {"function": {"name": call.tool, "arguments": call.args}} for call in tool_calls(content) if call.error is None
     ]

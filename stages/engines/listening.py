@@ -24,7 +24,7 @@ class Listener:
             SettingsError: there is no format of this name.
         """
         self.arguments = dict(arguments or {})
-        # Our own tags first: what stands in them may look like anything.
+        # Our own tags first: what is in them may look like anything.
         names = ["own", *BUILTIN["tool_format"]] if tool_format == AUTO else [tool_format]
         self._forms: list[ToolFormat] = [lookup("tool_format", name) for name in names]
 

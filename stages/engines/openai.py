@@ -54,7 +54,7 @@ class OpenaiConfig(Checked):
     retries: NonNegativeInt = field(default=8, metadata=PLACE)
     """Further tries of a request that failed, with growing pauses, about half a minute in all."""
     tools: Literal["native", "text"] = "native"
-    """How tools are offered: native (the endpoint's own calls) or text (told in words)."""
+    """How tools are offered: native (the endpoint's own calls) or text (described in the prompt)."""
     seeded: bool = True
     """Send every request a seed; false for endpoints that refuse one."""
     max_tokens_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
@@ -104,7 +104,7 @@ class OpenaiEngine(ChatEngine):
     async def chat(self, request: ChatRequest, sampling: SamplingParams) -> Reply:
         """Return what came of a request, errors included."""
         body = self._body(request, sampling)
-        # The seed stands in the key though it may not be sent: each sample has a reply of its own.
+        # The seed is in the key though it may not be sent: each sample has a reply of its own.
         key = digest_json([body, request.seed])
         if key in self._kept:
             self._counts["from_journal"] += 1

@@ -29,12 +29,12 @@ class RolloutConfig(Checked):
     """What is attempted, how often, and how it is sampled."""
 
     env: str | dict[str, float] = "text_math"
-    """Name of the environment; its settings stand in the table of that name. Several by weight, such as
+    """Name of the environment; its settings are in the table of that name. Several by weight, such as
     { text_math = 1, tool_use = 2 }: of which one a prompt is, is drawn by the run's seed."""
     split: Split = field(default="train", metadata=ONCE)
     """Which of the environment's tasks; those of test are not trained on."""
     engine: str = "hf"
-    """hf, vllm, openai or scripted; its settings stand in the table of that name."""
+    """hf, vllm, openai or scripted; its settings are in the table of that name."""
     step: NonNegativeInt = field(
         default=0, metadata={"of_run": "The next step of the run is taken; `--run` names another run"}
     )
@@ -81,7 +81,7 @@ class RolloutConfig(Checked):
     dynamic_sampling: bool | None = None
     """Sample in rounds until train_batch_size groups have spread in success; None: with dapo."""
     max_sample_batches: PositiveInt = 30
-    """Rounds of dynamic sampling after which it goes on with what there is."""
+    """Rounds of dynamic sampling after which it continues with what there is."""
 
     def check(self) -> None:
         """Refuse settings that do not go together, and what no file of settings can hold."""
@@ -140,4 +140,4 @@ def check_weights(weights: Mapping[str, float]) -> None:
         raise SettingsError("`rollout.env` is empty", hint="Write, for instance, env = { text_math = 1, tool_use = 2 }")
     for name, weight in weights.items():
         if not 0 < weight < float("inf"):
-            raise SettingsError(f"the weight of environment `{name}` is {weight}", hint="Give a number above 0")
+            raise SettingsError(f"the weight of environment `{name}` must be above 0, not {weight}")

@@ -25,7 +25,7 @@ class ScriptedConfig(Checked):
 
 
 class ScriptedEngine(TextEngine):
-    """Writes what it was told to; nothing, once that is used up."""
+    """Writes what it was given; nothing, once that is used up."""
 
     Config = ScriptedConfig
 

@@ -30,7 +30,7 @@ class AdvantageConfig(EstimatorConfig):
     overlong_filter: bool = False
     """Leave out trajectories that did not end by themselves; their rewards still enter the group's mean."""
     drop_zero_variance: bool | None = None
-    """Leave out groups whose success, or unshaped reward, is all alike; else they stay, with the advantage that the
+    """Leave out groups whose success, or unshaped reward, is all equal; else they stay, with the advantage that the
     estimator gives. None: with dynamic sampling."""
     max_groups: PositiveInt | None = None
     """Keep the first so many groups with spread, drop the surplus; None: what dynamic sampling fills, else all."""

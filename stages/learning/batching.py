@@ -1,7 +1,7 @@
 """From Arrow rows to padded tensors: micro-batches bounded by a budget of tokens.
 
-Token position t of a row's tensors speaks of token t + 1 of its sequence, the one that
-the model foretells there; prompts and observed tokens are masked out.
+Index t of a row's tensors holds the values of token t + 1, which the model predicts from
+tokens 0..t; prompts and observed tokens are masked out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -143,7 +143,7 @@ def micro_batches(lengths: Sequence[int], max_tokens: int, *, packed: bool = Fal
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Padded tensors of some rows; [B, T-1] speak of tokens 1..T-1."""
+    """Padded tensors of some rows; [B, T-1] hold the values of tokens 1..T-1."""
 
     rows: list[int]
     ids: Tensor
@@ -161,9 +161,9 @@ class MicroBatch:
     advantages: Tensor
     """[B, T-1] float32"""
     returns: Tensor
-    """[B, T-1] float32 what the critic is to foretell; 0 where absent."""
+    """[B, T-1] float32 what the critic is to predict; 0 where absent."""
     values: Tensor
-    """[B, T-1] float32 what the critic foretold; 0 where absent."""
+    """[B, T-1] float32 what the critic predicted; 0 where absent."""
     weights: Tensor
     """[B, T-1] float32 what each token's loss is multiplied by; 0 where it is not trained."""
     marked: Tensor

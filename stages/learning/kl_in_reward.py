@@ -1,7 +1,7 @@
 """The KL to the reference that is taken off rewards, and the coefficient that it is weighed by.
 
 An adaptive coefficient is no state of a process: a step's follows from what the manifest
-of the step before says, so a run that was killed goes on with the same one.
+of the step before says, so a run that was killed resumes with the same one.
 """
 
 import math

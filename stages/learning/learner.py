@@ -264,7 +264,7 @@ class Learner:
         return module if self._accelerator is None else self._accelerator.unwrap_model(module)
 
     def values_of(self, batch: MicroBatch, found: TokenStatistics) -> Tensor:
-        """Return what the critic foretells before each sampled token, with gradient; [B, T-1], 0 elsewhere."""
+        """Return what the critic predicts before each sampled token, with gradient; [B, T-1], 0 elsewhere."""
         assert self.critic is not None
         return self.critic(batch.ids, batch.attention_mask, batch.pack, found.hidden) * batch.loss_mask
 
@@ -282,7 +282,7 @@ class Learner:
         return self._by_row(sequences, max_tokens, lambda batch: self.statistics(batch, temperature).logprobs)
 
     def values(self, sequences: Sequences, max_tokens: int) -> list[np.ndarray]:
-        """Return what the critic foretells before each of a row's response tokens, 0 where they were observed."""
+        """Return what the critic predicts before each of a row's response tokens, 0 where they were observed."""
         return self._by_row(
             sequences, max_tokens, lambda batch: self.values_of(batch, self.statistics(batch, temperature=1.0))
         )

@@ -53,7 +53,7 @@ class Passes:
             found["ref_logprobs"] = self._under_reference(sequences, wanted, temperature, max_tokens)
         if wanted.values:
             assert wanted.policy is not None
-            if critic_digest(wanted.policy) is None:  # a critic that has learnt nothing foretells 0
+            if critic_digest(wanted.policy) is None:  # a critic that has learnt nothing predicts 0
                 found["values"] = [np.zeros(len(row), np.float32) for row in sequences.response_ids]
             else:
                 found["values"] = self._loaded(wanted.policy, critic=True).values(sequences, max_tokens)

@@ -107,10 +107,10 @@ def check_bitsandbytes(setting: str) -> None:
 
 
 def use_settings(scheduler: Any, lr: float, config: OptimizerConfig) -> None:
-    """Let an optimizer whose state was loaded go on with these settings: its state holds those it was made with.
+    """Let an optimizer whose state was loaded continue with these settings: its state holds those it was made with.
 
     Args:
-        scheduler: Of the optimizer; where it stands in its schedule stays.
+        scheduler: Of the optimizer; its place in the schedule stays.
         lr: The peak learning rate.
         config: Decays.
     """

@@ -84,14 +84,14 @@ def _check_made_alike(saved: dict[str, Any], state: Path, strategy: Strategy, ma
         if (theirs := saved.get("made_with", {}).get(name, ours)) != ours:
             raise SettingsError(
                 f"the optimizer's state in `{state}` was left with `train.{name}` {theirs}, and this is {ours}",
-                hint=f"Go on with `train.{name} = {theirs}`, or begin another run with this policy",
+                hint=f"Continue with `train.{name} = {theirs}`, or begin another run with this policy",
             )
     theirs, ours = tuple(saved.get("shared", strategy.shared)), strategy.shared
     if theirs != ours:
         words = [f"{name} on {count} process{'es' * (count != 1)}" for name, count in (theirs, ours)]
         raise SettingsError(
             f"the optimizer's state in `{state}` was left by {words[0]}, and this is {words[1]}",
-            hint=f"Go on with `train.strategy = {theirs[0]}`"
+            hint=f"Continue with `train.strategy = {theirs[0]}`"
             + (f" and `--num-processes {theirs[1]}`" if theirs[0] != "ddp" else "")
             + ", or begin another run with this policy",
         )

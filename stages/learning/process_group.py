@@ -137,7 +137,7 @@ def accelerator_of(strategy: str, config: OptimizerConfig, device: str, dtype: t
         **({"data_types": {"grad_accum_dtype": "fp32"}} if half else {}),
     }
     plugin = DeepSpeedPlugin(hf_ds_config=settings, zero3_init_flag=False)
-    # Told that it is on a CPU, accelerate would not start DeepSpeed; the processes have met on it already.
+    # Given a CPU, accelerate would not start DeepSpeed; the processes have met on it already.
     return Accelerator(deepspeed_plugin=plugin, mixed_precision="bf16" if half else "no")
 
 
@@ -209,7 +209,7 @@ def launch(arguments: Sequence[str], processes: int) -> None:
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=processes, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
         rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1,
-        # At SIGINT they are told to end by SIGTERM: Python that is starting would print what it was at.
+        # At SIGINT they are ended by SIGTERM: Python that is starting would print what it was at.
         signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="nanoskyrl-") as scratch:
@@ -243,7 +243,7 @@ def _end(processes: list[psutil.Process]) -> None:
 
 
 def _silence(names: tuple[str, ...]) -> None:
-    """Keep loggers from telling in their way what is told in ours."""
+    """Keep loggers from reporting in their way what is reported in ours."""
     for name in (*names, *logging.root.manager.loggerDict):
         if name.startswith(names):
             logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -61,7 +61,7 @@ class Recipe:
         )
 
     def objective(self, table: pa.Table, old_logprobs: list[np.ndarray] | None = None) -> Objective:
-        """Return the loss over these rows; old log-probs that are given stand in place of the table's."""
+        """Return the loss over these rows; old log-probs that are given replace the table's."""
         sequences = read_sequences(table)
         if old_logprobs is not None:
             sequences = replace(sequences, old_logprobs=list(old_logprobs))
@@ -84,7 +84,7 @@ class Recipe:
         name = self.config.algo
         if made.get("use_kl_in_reward") and self.config.use_kl_loss:
             raise SettingsError(
-                "the KL to the reference stands in the reward already, and `train.use_kl_loss` is on",
+                "the KL to the reference is in the reward already, and `train.use_kl_loss` is on",
                 hint="Switch one of them off",
             )
         estimator = self.config.kl_estimator_type or self.algorithm.loss_kl_estimator
@@ -115,7 +115,7 @@ class Recipe:
         Args:
             kept: The rows to learn from.
             policy: What training starts from.
-            recomputed: Whether old log-probs will stand in place of the rows' own.
+            recomputed: Whether old log-probs will replace the rows' own.
 
         Raises:
             InputError: names what is missing and how to get it.
@@ -215,7 +215,7 @@ def read_kept(
 ) -> tuple[pa.Table, list[int]]:
     """Return the rows to learn from, and the tokens of one row, after refusing those that the recipe cannot use.
 
-    No row at all is no mistake where every group was left out because all its attempts went alike.
+    No row at all is no mistake where every group was left out because all its attempts had equal rewards.
 
     Raises:
         InputError: nothing is kept, a token is not the policy's, or the rows lack what the loss reads.

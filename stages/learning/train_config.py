@@ -20,7 +20,7 @@ from nanoskyrl.stages.core.errors import SettingsError
 Beta = Annotated[float, Meta(ge=0, lt=1)]
 CriticAmount = Annotated[float, Meta(gt=0, le=1000)]
 FULL_BELOW = 50_000_000
-"""Parameters under which the whole model is trained unless told otherwise."""
+"""Parameters under which the whole model is trained unless set otherwise."""
 DEFAULT_LORA_RANK, DEFAULT_LORA_ALPHA = 32, 64
 ZERO_BUCKET = 50_000_000
 """Numbers that DeepSpeed exchanges at once; it holds two such buffers whatever the size of the model."""
@@ -35,7 +35,7 @@ class OptimizerConfig(Checked):
     lr_scheduler: Literal[
         "constant_with_warmup", "constant", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt"
     ] = "constant_with_warmup"
-    """How the rate goes on from step to step, as transformers has them: those that need no settings besides ours."""
+    """How the rate changes from step to step, as transformers has them: those that need no settings besides ours."""
     lr_warmup_steps: Annotated[int, Meta(ge=0, le=10**9)] = 0
     """Optimizer steps over which the rate rises from 0."""
     lr_decay_steps: PositiveInt | None = None
@@ -106,7 +106,7 @@ class TrainConfig(OptimizerConfig):
     """How the policy learns from a table of advantages."""
 
     algo: str = "grpo"
-    """ppo, grpo, sapo, gspo, dapo, ...: `skyrl list` names them; its settings stand in the table of that name."""
+    """ppo, grpo, sapo, gspo, dapo, ...: `skyrl list` names them; its settings are in the table of that name."""
     policy_mini_batch_size: PositiveInt | None = None
     """Prompts for one optimizer step; None: all, so that the update is on-policy at lag 0."""
     update_epochs_per_batch: PositiveInt = 1

@@ -210,7 +210,7 @@ class Update:
         return found
 
     def _explained_variance(self) -> float | None:
-        """Return how much of the returns' variance the old values foretold: 1 is all, 0 no more than their mean."""
+        """Return how much of the returns' variance the old values predicted: 1 is all, 0 no more than their mean."""
         if not len(self.sequences):
             return None
         chosen = [mask != 0 for mask in self.sequences.loss_mask]

@@ -37,7 +37,7 @@ class Sources:
     def digests(self) -> dict[str, str]:
         """The digest of each input's manifest, by the name it has in ours."""
         return {
-            "advantage" if index == 0 else f"advantage.{index}": manifest.digest
+            manifest.stage if index == 0 else f"{manifest.stage}.{index}": manifest.digest
             for index, manifest in enumerate(self.manifests)
         }
 

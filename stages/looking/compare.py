@@ -87,7 +87,9 @@ def compare(
         recipe.check(source)
     table, _ = read_kept(advantages, source, recipes[0], policy)
     if not table.num_rows:
-        raise InputError(f"no row of `{advantages}` is kept", hint="Every group went alike: take another step")
+        raise InputError(
+            f"no row of `{advantages}` is kept", hint="The rewards of each group are equal: take another step"
+        )
     for recipe in recipes[1:]:
         recipe.check_rows(table, policy)
     # One policy for all: with new adapters, the same ones.

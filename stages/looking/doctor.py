@@ -108,18 +108,35 @@ def _vllm() -> Check:
 
 
 def _sandboxes() -> list[Check]:
-    """Run a program in each sandbox."""
+    """Run a program in each sandbox, and some attacks on each promise."""
     from nanoskyrl.envs.sandbox.base import available
 
     remedies = {
         "monty": "pip install 'pydantic-monty>=1.4,<1.5'",
-        "sandlock": "pip install 'nanoskyrl[sandbox]', on Linux 6.7 or newer; only full Python needs it",
-        "bwrap": "Install the package bubblewrap; only full Python where sandlock does not work needs it",
+        "bwrap": "Install the package bubblewrap, or pip install 'nanoskyrl[sandbox]'; only full Python needs it",
     }
     return [
-        Check(f"sandbox {name}", why is None, why or "runs a program", remedies[name], needed=False)
+        _promises(name) if why is None else Check(f"sandbox {name}", False, why, remedies[name], needed=False)
         for name, why in available().items()
     ]
+
+
+def _promises(backend: str) -> Check:
+    """Try attacks on each promise, and say which hold."""
+    from nanoskyrl.envs.sandbox.promises import few
+    from nanoskyrl.envs.sandbox.trial import tried
+
+    try:
+        found = tried(backend, [attack for attacks in few().values() for attack in attacks])
+    except NanoskyrlError as error:
+        return Check(f"sandbox {backend}", False, str(error), error.hint or "", needed=False)
+    broken = {row["promise"]: row["attack"] for row in found if row["breach"] is not None}
+    held = f"runs a program; hold: {', '.join(name for name in few() if name not in broken)}"
+    failed = "; ".join(f"{promise} (`{attack}`)" for promise, attack in broken.items())
+    return Check(
+        f"sandbox {backend}", not broken, f"{held}; DO NOT HOLD: {failed}" if broken else held,
+        "Run no untrusted code in it on this machine, and report it", needed=False,
+    )  # fmt: skip
 
 
 def _harness() -> Check:

@@ -15,7 +15,7 @@ import numpy as np
 
 from nanoskyrl.stages.core.config import plugin_config
 from nanoskyrl.stages.core.errors import InputError, NanoskyrlError, ProofError, SettingsError
-from nanoskyrl.stages.engines.base import AsyncEngine, Request, SamplingParams, TokenEngine, make_engine
+from nanoskyrl.stages.engines.base import Request, SamplingParams, TokenEngine, make_engine
 from nanoskyrl.stages.engines.vllm.delivery import PROBE
 from nanoskyrl.stages.engines.vllm.engine import VllmEngine
 from nanoskyrl.stages.engines.vllm.proof import SELF_TEST_TOLERANCE, self_test
@@ -66,8 +66,7 @@ def examine_engine(name: str, policy: Path, settings: dict[str, dict[str, Any]])
                 checks.append(_tried("a stale layer is found", lambda: _finds(engine, stale, step)))
         return checks
     finally:
-        if isinstance(engine, AsyncEngine):
-            engine.close()
+        engine.close()
 
 
 def step_away(policy: Path, target: Path, *, size: float = STEP, keep: str | None = None) -> Path:

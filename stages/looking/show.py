@@ -15,10 +15,11 @@ from nanoskyrl.envs.graders.kinds import NO_ANSWER
 from nanoskyrl.envs.tool_formats.own import calls_in_words
 from nanoskyrl.stages import rollout as rollout_stage, score as score_stage
 from nanoskyrl.stages.core.errors import InputError, SettingsError
-from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
+from nanoskyrl.stages.core.manifest import PASSES_ON, Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics
+from nanoskyrl.stages.core.pipeline import RESERVED, STAGES
 from nanoskyrl.stages.core.rows import from_table
-from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import Trajectory
@@ -38,7 +39,7 @@ def headline(manifest: Manifest, output: Path) -> str:
         "sync": _sync_line, "eval": _eval_line,
     }  # fmt: skip
     try:
-        text = lines[manifest.stage](manifest, output)
+        text = lines.get(manifest.stage, _own_line)(manifest, output)
     # A manifest that somebody made by hand, or an evaluation whose summary is gone.
     except (InputError, KeyError, TypeError, AttributeError, ValueError, OSError):
         text = f"{manifest.rows_out} rows of `{manifest.stage}`"
@@ -70,6 +71,15 @@ def _advantage_line(manifest: Manifest, output: Path) -> str:
     kept = manifest.rows_out - sum(manifest.dropped.values())
     dropped = ", ".join(f"{reason} {count}" for reason, count in manifest.dropped.items())
     return f"{kept} of {manifest.rows_out} rows to learn from" + (f" (left out: {dropped})" if dropped else "")
+
+
+def _own_line(manifest: Manifest, output: Path) -> str:
+    """Return what a stage of somebody's own did to the rows that it passed on."""
+    dropped = ", ".join(f"{reason} {count}" for reason, count in manifest.dropped.items())
+    left = (
+        f"{manifest.rows_out} of {manifest.rows_in} rows of {manifest.facts[PASSES_ON]} passed on by {manifest.stage}"
+    )
+    return left + (f" (dropped: {dropped})" if dropped else "")
 
 
 def _train_line(manifest: Manifest, output: Path) -> str:
@@ -131,7 +141,7 @@ def show(
         SettingsError: there is no such row.
     """
     if limit < 1:
-        raise SettingsError(f"`--limit` must be at least 1, not {limit}", hint="Give a number of rows")
+        raise SettingsError(f"`--limit` must be at least 1, not {limit}", hint="Leave it out for 10")
     console = Console(file=file)
     if place.suffix == ".parquet":
         table = read_part(place)
@@ -193,9 +203,15 @@ def _print_table(console: Console, grid: Table) -> None:
     console.width = width
 
 
+def _print_facts(console: Console, facts: dict[str, str]) -> None:
+    grid = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in facts.items():
+        grid.add_row(name, escape(value))
+    console.print(grid)
+
+
 def _show_policy(console: Console, place: Path) -> None:
     info = read_info(place)
-    grid = Table(box=None, show_header=False, pad_edge=False)
     facts = {
         "policy": str(place),
         "digest": policy_digest(place),
@@ -204,9 +220,7 @@ def _show_policy(console: Console, place: Path) -> None:
         "parameters": f"{count_parameters(place):,}" + (" (adapter)" if is_adapter(place) else ""),
         "files": ", ".join(file.name for file in policy_files(place)),
     }
-    for name, value in facts.items():
-        grid.add_row(name, escape(value))
-    console.print(grid)
+    _print_facts(console, facts)
 
 
 def _show_table(console: Console, table: pa.Table, row: int | None, limit: int) -> None:
@@ -262,10 +276,7 @@ def _show_trajectory(console: Console, t: Trajectory) -> None:
         "success": str(t.success) if t.score_status else "not scored yet",
         "metadata": json.dumps(t.metadata, ensure_ascii=False),
     }
-    grid = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in facts.items():
-        grid.add_row(name, escape(value))
-    console.print(grid)
+    _print_facts(console, facts)
     colours = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
     for message in t.messages:
         role = str(message.get("role"))
@@ -296,11 +307,13 @@ def _run_table(run: Run, limit: int) -> Table:
     grid = Table(box=None, pad_edge=False)
     names = ("step", "finished", "success", "reward", "loss", "entropy", "kl", "grad norm", "seconds")
     for name in names:
-        grid.add_column(name, justify="right")
+        grid.add_column(name, justify="right", no_wrap=name == "finished")
     scores, trains, loops = (latest(lines, stage) for stage in ("score", "train", "loop"))
     for step in run.steps()[-limit:]:
-        finished = [stage for stage in STAGES if _is_readable(run.stage(step, stage))]
-        done = "all" if len(finished) == len(STAGES) else f"to {finished[-1]}" if finished else "none"
+        finished = {name: found for name in run.made(step) if (found := _readable(run.stage(step, name)))}
+        used = {name for manifest in finished.values() for name in manifest.inputs}
+        last = [name for name in finished if name not in used]
+        done = "all" if {*STAGES} <= {*finished} else f"to {last[-1]}" if last else "none"
         score, train, loop = scores.get(step, {}), trains.get(step, {}), loops.get(step, {})
         values = (
             number_in(score, "reward/success"),
@@ -315,18 +328,23 @@ def _run_table(run: Run, limit: int) -> Table:
     return grid
 
 
-def _is_readable(directory: Path) -> bool:
-    """Say whether a stage ended here and left a manifest that can be read; `verify` says what is wrong with it."""
+def _readable(directory: Path) -> Manifest | None:
+    """Return the manifest of a stage that ended here; None if there is none, or one that `verify` calls broken."""
     try:
-        return is_finished(directory) and bool(read_manifest(directory))
+        return read_manifest(directory) if is_finished(directory) else None
     except InputError:
-        return False
+        return None
 
 
 def _seconds_by_hand(lines: list[dict[str, Any]], step: int) -> float | None:
     """Return the seconds of a step's stages, for a step that no loop timed."""
-    found = [number_in(latest(lines, stage).get(step, {}), "timing/total") for stage in STAGES]
+    found = [number_in(line, "timing/total") for stage in _stages_in(lines) if (line := latest(lines, stage).get(step))]
     return sum(value for value in found if value is not None) or None
+
+
+def _stages_in(lines: list[dict[str, Any]]) -> list[str]:
+    """Return the stages of a step that left numbers: those of every run, and those of somebody's own."""
+    return sorted({str(line.get("stage")) for line in lines} - (RESERVED - {*STAGES}))
 
 
 def timing_table(run: Run) -> Table:
@@ -362,9 +380,10 @@ def time_spent(run: Run) -> dict[str, float]:
         "environments": environments,
         "rollout, besides": spent("rollout") - spent("rollout", "generate") - spent("rollout", "env"),
         "score": spent("score"),
+        **{stage: spent(stage) for stage in _stages_in(lines) if stage not in STAGES},
         "advantage": spent("advantage"),
         "train, besides": spent("train") - training,
         "sync": spent("sync"),
         "eval, besides": spent("eval") - spent("eval", "generate") - spent("eval", "env"),
-        "loop, besides": max(0.0, spent("loop") - sum(spent(stage) for stage in STAGES)) if spent("loop") else 0.0,
+        "loop, besides": max(0.0, spent("loop") - sum(map(spent, _stages_in(lines)))) if spent("loop") else 0.0,
     }

@@ -10,7 +10,8 @@ from nanoskyrl.stages.core.code import changed_modules, code_of
 from nanoskyrl.stages.core.digests import digest_file
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
-from nanoskyrl.stages.core.runs import EVALUATIONS, INPUT_OF, STAGES, Run
+from nanoskyrl.stages.core.pipeline import OURS
+from nanoskyrl.stages.core.runs import EVALUATIONS, Run
 from nanoskyrl.stages.models.policy import critic_digest, policy_digest, read_info
 
 
@@ -79,13 +80,14 @@ def verify(place: Path) -> Findings:
 
 def _check_step(run: Run, step: int, verdict: Findings) -> None:
     manifests: dict[str, Manifest] = {}
-    for stage in STAGES:
+    for stage in run.made(step):
         folder = run.stage(step, stage)
-        if folder.is_dir() and (manifest := _check_directory(folder, verdict)) is not None:
+        if (manifest := _check_directory(folder, verdict)) is not None:
             manifests[stage] = manifest
     for stage, manifest in manifests.items():
-        parent = INPUT_OF.get(stage)
-        if parent in manifests:
+        # What stood before it, which need not be one of ours; one of ours that names none has lost it.
+        usual = {OURS[stage].input} if stage in OURS else set()
+        for parent in sorted(manifests.keys() & (manifest.inputs.keys() or usual)):
             verdict.expect(
                 manifest.inputs.get(parent) == manifests[parent].digest,
                 f"{run.stage(step, stage)}: its parent `{parent}` is another than the one it was made from",
@@ -147,7 +149,7 @@ def _check_policy(run: Run, version: int, verdict: Findings) -> None:
         return
     try:
         facts = read_manifest(made).facts
-    except InputError:  # told with the other stages of its step
+    except InputError:  # reported with the other stages of its step
         return
     verdict.checked += 1
     if critic_digest(place) != facts.get("critic"):
@@ -157,7 +159,7 @@ def _check_policy(run: Run, version: int, verdict: Findings) -> None:
 
 
 def _published(run: Run) -> set[str]:
-    """Return the digests of the run's policies; one that cannot be told has been called broken already."""
+    """Return the digests of the run's policies; one that cannot be read has been called broken already."""
     found = set()
     for version in run.policies():
         with contextlib.suppress(InputError):

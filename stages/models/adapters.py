@@ -65,7 +65,7 @@ def rank_of(model: Any, settings: LoraSettings = LoraSettings()) -> int | None:
                 f"the policy has adapters of {name} {has}, and `train.lora_{name}` is {asked}"
                 if name != "targets"
                 else "the policy has adapters on other layers than `train.lora_targets` and `train.lora_exclude` say",
-                hint=f"Go on with its {name}, or begin another run",
+                hint=f"Continue with its {name}, or begin another run",
             )
     return adapters.r
 
@@ -207,7 +207,7 @@ def with_adapters(model: Any, policy: Path, settings: LoraSettings, *, seed: int
     if info.parent is not None:
         raise SettingsError(
             f"`{policy}` was trained as a whole, and `train.lora_rank` is {rank}",
-            hint="Go on with `train.lora_rank = 0`, or begin another run with this policy",
+            hint="Continue with `train.lora_rank = 0`, or begin another run with this policy",
         )
     targets = Targets.of(model, settings.targets, settings.exclude)
     # Not the smallest layer: a small one would forbid every useful rank.

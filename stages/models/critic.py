@@ -1,8 +1,8 @@
 """PPO's critic: a value head on a backbone of its own, or on the policy's.
 
 It is saved beside the policy, in `critic/` of its directory, and is no part of the policy's
-digest: two policies that differ in their critics alone answer alike. A policy without a
-`critic/` has one that foretells 0 everywhere, which is what a new head does.
+digest: two policies that differ in their critics alone give the same answers. A policy without a
+`critic/` has one that predicts 0 everywhere, which is what a new head does.
 """
 
 import copy
@@ -28,7 +28,7 @@ class Critic(nn.Module):
     """What a state is worth: one number before each token is drawn."""
 
     def __init__(self, backbone: nn.Module | None, hidden_size: int) -> None:
-        """Begin with a head that foretells 0.
+        """Begin with a head that predicts 0.
 
         Args:
             backbone: A decoder of transformers; None: the policy's own hidden states come in.
@@ -125,7 +125,7 @@ def load_critic(policy: Path, model: Any, backbone: str | None, *, dtype: torch.
     if backbone is not None and backbone != kind:
         raise SettingsError(
             f"the critic in `{folder}` has the backbone `{kind}`, and `critic.backbone` is {backbone}",
-            hint="Go on with its own, or begin another run",
+            hint="Continue with its own, or begin another run",
         )
     return critic.to(device)
 

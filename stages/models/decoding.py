@@ -20,7 +20,7 @@ from nanoskyrl.stages.models.rows_alone import FAMILIES_HINT, RowsAlone, a_, agr
 SHARING = ("any length", "one length", "one row")
 """Which rows can share a batch, from the fastest way to the slowest."""
 STEPS = 2
-"""Tokens a row that a model is asked to go on with: the second reads what the first left in its cache."""
+"""Tokens a row that a model is asked to continue by: the second reads what the first left in its cache."""
 
 
 class Decoding:
@@ -32,7 +32,7 @@ class Decoding:
         Args:
             model: A causal language model of transformers.
             prompts: Token ids of each row.
-            masked: Whether the model is told what is padding; else the prompts have one length.
+            masked: Whether the model is given what is padding; else the prompts have one length.
         """
         self._model, self._device, self._masked = model, model.device, masked
         different = {tuple(prompt): None for prompt in prompts}

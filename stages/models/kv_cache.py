@@ -1,4 +1,4 @@
-"""Forward passes that go on from a cache: keys and values, states of recurrences and convolutions, or a model's own."""
+"""Forward passes from a cache: keys and values, states of recurrences and convolutions, or a model's own."""
 
 import inspect
 from collections.abc import Mapping
@@ -65,7 +65,7 @@ def select_rows(kv: Any, rows: Tensor) -> Any:
 
 
 def _selected(value: Any, rows: Tensor) -> Any:
-    """Return the rows of every tensor of numbers in a model's own cache; what counts tokens is for all rows alike."""
+    """Return the rows of every tensor of numbers in a model's own cache; what counts tokens belongs to all rows."""
     if isinstance(value, Tensor):
         return value.index_select(0, rows) if torch.is_floating_point(value) else value
     if isinstance(value, Mapping):

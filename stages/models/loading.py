@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # peft calls transformers by the old name wherever it makes adapters; nobody here can fix that.
 warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
-# Whoever imports it, peft too, would be told which kernels it does not find on a CPU.
+# Whoever imports it, peft too, would read which kernels it does not find on a CPU.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
@@ -110,7 +110,7 @@ def stop_ids(path: Path, tokenizer: Any, turn_ends: Iterable[int], embeddings: i
     file = base / "generation_config.json"
     named: list[tuple[Path, Any]] = [(base / "config.json", text_config(path).get("eos_token_id"))]
     if file.is_file():
-        with read_errors(file, "Mend it, or delete it"):
+        with read_errors(file, "Fix it, or delete it"):
             named.append((file, GenerationConfig.from_pretrained(base).eos_token_id))
     for source, eos in named:
         for token in eos if isinstance(eos, list) else [eos] if eos is not None else []:

@@ -65,7 +65,7 @@ def _find(base: Any, alone: RowsAlone) -> LogitTransform:
     try:
         with torch.no_grad():
             raw = head(states.to(head.weight.dtype))
-    except (RuntimeError, TypeError, AttributeError):  # states of another size: something stands in between
+    except (RuntimeError, TypeError, AttributeError):  # states of another size: something is in between
         raw = own.new_empty(len(own), 0)
     gaps: dict[LogitTransform, float] = {}
     if raw.shape[-1] >= own.shape[-1]:

@@ -76,7 +76,7 @@ def sequence_logprobs(
         tokens, before, index = pack.flat(ids), pack.before, pack.index
     chosen = (mask[:, 1:] if select is None else select) != 0
     index = index[:, 1:]
-    # A token that stands for several rows' is foretold once.
+    # A token that stands for several rows' is predicted once.
     wanted = torch.zeros(len(flat), dtype=torch.bool, device=ids.device)
     places = wanted.index_fill_(0, index[chosen], True).nonzero()[:, 0]
     sources = before.index_select(0, places)

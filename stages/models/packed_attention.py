@@ -15,7 +15,7 @@ from torch.nn import functional
 
 
 def _varlen_options() -> frozenset[str] | None:
-    """Return what torch's attention over rows of any length can be told; None where there is none."""
+    """Return what torch's attention over rows of any length takes; None where there is none."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -115,7 +115,7 @@ def attend(
 
 
 def _varlen_mask(window: int | None) -> dict[str, Any] | None:
-    """Return how torch's attention is told to be causal, and of a window; None: it cannot be told."""
+    """Return the arguments that make torch's attention causal, within a window; None: it takes none."""
     # Its arguments changed from version to version of torch.
     if VARLEN_OPTIONS is not None and "window_size" in VARLEN_OPTIONS:
         return {"window_size": (-1 if window is None else window - 1, 0)}

@@ -88,7 +88,7 @@ class Pack:
     before: Tensor
     """[N] place of the token before each in its row; a row's first token has itself there."""
     rows: dict[str, Any]
-    """What attention is told of the rows."""
+    """What attention takes of the rows, by name."""
     work: Work
 
     @property
@@ -175,10 +175,15 @@ def sharing_saves(tree: PrefixTree, device: torch.device | str) -> bool:
     """Say whether computing what rows have in common once takes less time than packing them as they are."""
     if tree.computed > (1 - SAVES) * tree.tokens:
         return False
+    as_they_are = work_of(tree.lengths).pairs
+    if torch.device(device).type != "cuda":
+        # Padded, a row that takes its first keys from others is multiplied with all of its keys, later ones too.
+        rows = zip(tree.lengths, tree.shared, strict=True)
+        return sum((length - of) * length if of else length**2 / 2 for length, of in rows) <= as_they_are
     if not _has_fast_padding(device) or not padding_is_faster(tree.lengths):
         return True
     # As they are, they would have the faster kernels: these are outdone by fewer products alone.
-    return PADDED_SPEED * work_of(tree.lengths, tree.shared).pairs < work_of(tree.lengths).pairs
+    return PADDED_SPEED * work_of(tree.lengths, tree.shared).pairs < as_they_are
 
 
 def padding_is_faster(lengths: Sequence[int]) -> bool:
@@ -252,7 +257,7 @@ def _packed_agree(base: Any, alone: RowsAlone) -> bool:
 def can_share(model: Any) -> bool:
     """Say whether rows that begin alike, computed once as far as they do, have the states of rows packed as they are.
 
-    If they have not, the user is told.
+    If they have not, one line says so.
 
     Args:
         model: Prepared for packed rows.
@@ -282,8 +287,8 @@ def can_share(model: Any) -> bool:
         [expected[plain.index[row, part]] for row, part in zip(at, own, strict=True)],
     )
     if not agrees:
-        told = f"{a_(base)} has other states where rows share what they begin with: it is computed for each row"
-        warnings.warn(Notice(told), stacklevel=2)
+        message = f"{a_(base)} has other states where rows share what they begin with: it is computed for each row"
+        warnings.warn(Notice(message), stacklevel=2)
     return agrees
 
 

@@ -128,12 +128,12 @@ def is_weights(file: Path) -> bool:
 
 
 def weights_digest(path: Path) -> str:
-    """Return the digest of the weights alone: two policies with the same answer alike."""
+    """Return the digest of the weights alone: two policies with the same give the same answers."""
     return digest_json({file.name: cached_digest(file) for file in policy_files(path) if is_weights(file)})
 
 
 def same_weights(a: Path, b: Path) -> bool:
-    """Say whether two policies answer alike; an adapter that adds nothing is its base."""
+    """Say whether two policies give the same answers; an adapter that adds nothing is its base."""
     return _weights_that_act(a) == _weights_that_act(b)
 
 

@@ -53,7 +53,7 @@ class Renderer:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer, arguments or {}, tool_format)
         self.control = ControlTokens(tokenizer)
-        self._prompts: dict[Any, tuple[Any, list[int]]] = {}  # siblings of a group begin alike
+        self._prompts: dict[Any, tuple[Any, list[int]]] = {}  # siblings of a group begin the same way
         self._others: dict[str, Renderer] = {}
 
     def under(self, arguments: Mapping[str, Any], tool_format: str) -> "Renderer":
@@ -73,7 +73,7 @@ class Renderer:
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Return the tokens of `prompt`; control tokens in what others wrote are encoded as the words that they are."""
-        # A tool is told by its place in memory, and kept so that the place stays its own.
+        # A tool is known by its place in memory, and kept so that the place stays its own.
         key = json.dumps(list(messages)), tuple(map(id, tools))
         if key not in self._prompts:
             if len(self._prompts) >= PROMPTS_KEPT:

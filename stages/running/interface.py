@@ -29,7 +29,7 @@ class OpenRun(Session):
     """A run with its settings; engines and models stay up until it is closed, as by the end of `with`.
 
     Its stages are methods: `rollout`, `score`, `advantage`, `train`, `sync` and `eval`. Each takes the newest step that
-    is ready unless told another, and returns the manifest, the output, and whether it was up to date.
+    is ready unless another is named, and returns the manifest, the output, and whether it was up to date.
     """
 
     def __enter__(self) -> "OpenRun":
@@ -86,7 +86,7 @@ def open_run(
         settings: Table to key to value; they win over those of the run. What the run does not have yet it keeps, once
             a stage works in it.
         keep_up: Keep engine and learner from stage to stage.
-        ahead: Train beside another command of the run; see `Session`.
+        ahead: Start from the previous step's unpublished policy; see `Preparation`.
         lasts: The run is about to take the settings as its own; else a Notice tells which differ from the run's.
 
     Raises:

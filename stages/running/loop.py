@@ -1,26 +1,35 @@
 """The whole loop: rollout, score, advantage, train, sync, step after step, resumable.
 
 It calls the stages as a shell script would, in one process that keeps engine and learner
-up. Killed anywhere, it goes on at the first step without a finished sync.
+up. Killed anywhere, it resumes at the first step without a finished sync.
 """
 
 import gc
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.eval.prices import read_prices
 from nanoskyrl.stages.core.checked import Checked, NonNegativeInt, metadata_of
-from nanoskyrl.stages.core.config import Settings, merge, plugin_config, stage_config, to_plain, with_later_keys
+from nanoskyrl.stages.core.config import (
+    Settings,
+    config_class,
+    merge,
+    plugin_config,
+    stage_config,
+    to_plain,
+    with_later_keys,
+)
 from nanoskyrl.stages.core.errors import ConflictError, InputError, told_as
 from nanoskyrl.stages.core.manifest import first_difference
 from nanoskyrl.stages.core.metrics import MetricsLog, latest, read_metrics
 from nanoskyrl.stages.core.output import discard
+from nanoskyrl.stages.core.pipeline import STAGES, training_half
 from nanoskyrl.stages.core.registry import lookup
-from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.stopping import terminated_as_interrupted
 from nanoskyrl.stages.core.storage import locked, write_whole
 from nanoskyrl.stages.engines.task_order import weights_of
@@ -41,7 +50,7 @@ TAIL = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopConfig(Checked):
-    """How long the loop goes on, and what it does besides."""
+    """How long the loop runs, and what it does besides."""
 
     steps: NonNegativeInt = 60
     """Policies to train, counted from the beginning of the run."""
@@ -56,7 +65,7 @@ class LoopConfig(Checked):
     gpus_train: str | None = None
     """The same for training, one process a GPU."""
     trackers: tuple[str, ...] = ()
-    """tensorboard, wandb: told the numbers of each step, besides metrics.jsonl."""
+    """tensorboard, wandb: given the numbers of each step, besides metrics.jsonl."""
 
     def check(self) -> None:
         """Refuse GPUs and trackers that do not exist."""
@@ -77,7 +86,7 @@ def resolve(session: Session) -> dict[str, dict[str, Any]]:
     """Return all settings that can change the rows of a loop, defaults and what the algorithm decides included.
 
     Raises:
-        SettingsError: a table cannot be meant, or the algorithm lacks a setting.
+        SettingsError: a table is invalid, or the algorithm lacks a setting.
     """
     settings = session.settings
     configs = {name: stage_config(settings, name) for name in ("run", "score", "train", "sync", "eval", "off_policy")}
@@ -93,6 +102,9 @@ def resolve(session: Session) -> dict[str, dict[str, Any]]:
         ("algo", configs["train"].algo),
     ):
         resolved[name] = _compared(plugin_config(settings, kind, name))
+    for stage in session.stages.values():
+        if stage.called:
+            resolved[stage.called] = _compared(plugin_config(settings, "stage", stage.called))
     for name in (configs["eval"].env, *configs["eval"].bench):
         if name:
             resolved[name] = _compared(plugin_config(settings, "env", name))
@@ -117,19 +129,19 @@ def loop(
     """Train until the run has as many policies as asked for, and return how many steps were done now.
 
     Args:
-        run: The run's directory; a new one, or one to go on with.
+        run: The run's directory; a new one, or one to continue with.
         settings: Tables, merged.
         given: Those of them that came with the command; what the run does not hold yet of them, it keeps. None: all.
         report: Called after each step, and after each evaluation, with the newest numbers.
         begins: Called when a stage begins here.
-        force: Go on with other settings than the run began with. What unsynced steps hold that was made under others
+        force: Continue with other settings than the run began with. What unsynced steps hold that was made under others
             is made again.
 
     Raises:
         ConflictError: the run began with other settings.
         InputError: evaluations are to be priced, and the table has no prices of the run's model.
         OutputError: another loop is at work in the run.
-        KeyboardInterrupt: at SIGTERM, too, once what was started is stopped; it goes on when it is called again.
+        KeyboardInterrupt: at SIGTERM, too, once what was started is stopped; it continues when it is called again.
     """
     settings = given_settings(settings)
     config: LoopConfig = stage_config(settings, "loop")
@@ -152,7 +164,7 @@ def loop(
         try:
             return _steps(session, config, keep, told, begins, force=force)
         finally:
-            session.close()
+            session.kept.close()
             trackers.close()
 
 
@@ -174,26 +186,27 @@ def _steps(
         _evaluate(session, first, config, report, force=force)
 
     def done(step: int) -> None:
-        report(step, step_numbers(run, step))
+        report(step, step_numbers(run, step, session.stages))
         _evaluate(session, step + 1, config, report)
 
     if place is not None and place.apart:
         trainer = TrainerProcess(session, place.train, config.steps, config.keep_states)
         overlapped(session, trainer, first, config.steps, done, begins)
         return max(0, config.steps - first)
+    learns = training_half(session.stages)
     for step in range(first, config.steps):
         if step == first + 1:
             # Libraries and models are up by now: a million objects that every collection would look through.
             gc.collect()
             gc.freeze()
         began = time.perf_counter()
-        for stage in STAGES:
-            if place is not None and stage == "advantage":
-                session.close()  # the servers make room on the GPUs that they share with the learner
+        for stage in session.stages:
+            if place is not None and stage == learns[0]:
+                session.kept.close()  # the servers make room on the GPUs that they share with the learner
             begins(step, stage)
-            getattr(session, stage)(step)
-            if place is not None and stage == "train":
-                session.release_learner()
+            session.make(stage, step)
+            if place is not None and stage == learns[-1]:
+                session.kept.release_learner()
         session.prune(step, config.keep_states)
         MetricsLog(run.metrics, step).write("loop", {"timing/total": time.perf_counter() - began})
         done(step)
@@ -201,12 +214,13 @@ def _steps(
 
 
 def placed(settings: Settings, place: Placement | None) -> Settings:
-    """Return the settings with the GPUs that generate."""
+    """Return the settings with the GPUs that generate, for the engines that take some."""
     if place is None:
         return settings
-    gpus = ",".join(map(str, place.generate)) or "cpu"
-    device = {"device": f"cuda:{place.generate[0]}" if place.generate else "cpu"}
-    return merge(settings, {"vllm": {"gpus": gpus}, "hf": device})
+    named = (stage_config(settings, "rollout").engine, stage_config(settings, "sync").engine or "hf")
+    of_engines: dict[str, Any] = {name: config_class(name) for name in named}
+    takes = [name for name, config in of_engines.items() if hasattr(config, "on_gpus")]
+    return merge(settings, *({name: of_engines[name].on_gpus(place.generate)} for name in takes))
 
 
 def _make_way(session: Session, first: int, place: Placement | None) -> None:
@@ -236,7 +250,7 @@ def _check_settings(run: Run, resolved: dict[str, Any]) -> None:
         name, now, then = difference
         raise ConflictError(
             f"run `{run.root}` began with another `{name}`: {json.dumps(then)}, now {json.dumps(now)}",
-            hint="Name another run with `--run`, or go on with the new settings with `--force`",
+            hint="Name another run with `--run`, or continue with the new settings with `--force`",
         )
 
 
@@ -273,11 +287,11 @@ def _evaluate(session: Session, version: int, config: LoopConfig, report: Report
                 report(version, {"stage": "eval", **lines[version]})
 
 
-def step_numbers(run: Run, step: int) -> dict[str, Any]:
-    """Return the newest numbers of all stages of a step."""
+def step_numbers(run: Run, step: int, stages: Iterable[str] = STAGES) -> dict[str, Any]:
+    """Return the newest numbers of the stages of a step."""
     numbers: dict[str, Any] = {}
     lines = read_metrics(run.metrics, tail_bytes=TAIL)
-    for stage in (*STAGES, "loop"):
+    for stage in (*stages, "loop"):
         found = latest(lines, stage).get(step, {})
         numbers |= {key if not key.startswith("timing/") else f"{stage}/{key}": value for key, value in found.items()}
     return numbers

@@ -2,22 +2,19 @@
 
 A run whose settings are changed may be steps ahead: with a lag, rollouts and even trainings
 are finished before their turn. What the settings in force would not make again is deleted
-before anything goes on; the rest stays, byte for byte.
+before anything continues; the rest stays, byte for byte.
 """
 
 from pathlib import Path
 
 from nanoskyrl.stages.core.config import stage_config
-from nanoskyrl.stages.core.errors import ConflictError, InputError
+from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import is_finished, read_manifest
-from nanoskyrl.stages.core.runs import INPUT_OF, STAGES, Run
-from nanoskyrl.stages.running.session import Session
-
-LEARNS = ("advantage", "train")
-"""Stages that may go by what the step before trained."""
+from nanoskyrl.stages.core.pipeline import training_half
+from nanoskyrl.stages.running.preparation import Preparation
 
 
-def check_settings(session: Session, step: int) -> None:
+def check_settings(session: Preparation, step: int) -> None:
     """Refuse settings under which a step could not begin.
 
     Raises:
@@ -35,7 +32,7 @@ def check_settings(session: Session, step: int) -> None:
     needs_models(session.advantage_config())
 
 
-def outdated(session: Session, first: int, processes: int) -> list[Path]:
+def outdated(session: Preparation, first: int, processes: int) -> list[Path]:
     """Return the outputs of unsynced steps that the settings in force would not give; nothing changes.
 
     What has begun and is not finished is among them, and so is all that was made from an outdated output.
@@ -50,50 +47,35 @@ def outdated(session: Session, first: int, processes: int) -> list[Path]:
     """
     run = session.run
     # Training beside the loop starts from what the step before left: so do these checks.
-    ahead = Session(run, session.settings, ahead=True)
+    ahead = Preparation(run, session.settings, ahead=True, processes=processes)
+    learns = training_half(ahead.stages)  # by what the step before trained
     found, behind = [], False
-    try:
-        for step in (step for step in run.steps() if step >= first):
-            again = False
-            for stage in STAGES:
-                place = run.stage(step, stage)
-                if not place.exists():
-                    continue
-                again = again or (behind and stage in LEARNS) or not _is_current(ahead, step, stage, processes)
-                if again:
-                    found.append(place)
-            trained = run.stage(step, "train")
-            behind = behind or trained in found or not is_finished(trained)
-    finally:
-        ahead.close()
+    for step in (step for step in run.steps() if step >= first):
+        again = False
+        for stage in ahead.stages:
+            place = run.stage(step, stage)
+            if not place.exists():
+                continue
+            again = again or (behind and stage in learns) or not _is_current(ahead, step, stage)
+            if again:
+                found.append(place)
+        found += [run.stage(step, stage) for stage in run.made(step) if stage not in ahead.stages]
+        trained = run.stage(step, "train")
+        behind = behind or trained in found or not is_finished(trained)
     return found
 
 
-def _is_current(session: Session, step: int, stage: str, processes: int) -> bool:
+def _is_current(prepared: Preparation, step: int, stage: str) -> bool:
     """Return whether a stage would find its output up to date."""
-    run = session.run
-    if not _follows_from_its_input(run, step, stage):
-        return False
-    if stage == "sync":
-        return True
-    if stage == "rollout" and not run.policy(max(0, step - session.config.lag)).is_dir():
-        return False  # a smaller lag asks for a policy that is not there yet
-    if stage == "train":
-        return session.is_trained(step, processes)
-    try:
-        getattr(session, stage)(step)  # does nothing: what is finished is up to date, or another
-    except ConflictError:
-        return False
-    return True
-
-
-def _follows_from_its_input(run: Run, step: int, stage: str) -> bool:
-    """Return whether an output is finished, can be read, and was made from the input that is there now."""
-    place, parent = run.stage(step, stage), INPUT_OF.get(stage)
-    if not is_finished(place):
+    run, parent = prepared.run, prepared.stages[stage].input
+    if not is_finished(run.stage(step, stage)):
         return False
     try:
-        made = read_manifest(place, stage=stage)
-        return parent is None or made.inputs.get(parent) == read_manifest(run.stage(step, parent)).digest
+        made = read_manifest(run.stage(step, stage), stage=stage)
+        if parent is not None and made.inputs.get(parent) != read_manifest(run.stage(step, parent)).digest:
+            return False
     except InputError:
         return False
+    if parent is None and not run.policy(max(0, step - prepared.config.lag)).is_dir():
+        return False  # a smaller lag asks for a policy that is not there yet
+    return prepared.is_current(stage, step)

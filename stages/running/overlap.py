@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from nanoskyrl.stages.core.metrics import MetricsLog
+from nanoskyrl.stages.core.pipeline import training_half
 from nanoskyrl.stages.running.session import Session
 from nanoskyrl.stages.running.trainer_process import TrainerProcess
 
@@ -37,6 +38,13 @@ def overlapped(
     """
     began = time.perf_counter()
     published = first
+    names, learns = list(session.stages), training_half(session.stages)
+    generating, publishing = names[: names.index(learns[0])], names[names.index(learns[-1]) + 1 :]
+
+    def make(stages: list[str], step: int) -> None:
+        for stage in stages:
+            begins(step, stage)
+            session.make(stage, step)
 
     def publish(until: int) -> None:
         nonlocal published, began
@@ -45,7 +53,7 @@ def overlapped(
             begins(published, "waiting for train")
             trainer.wait_for(published)
             waited = time.perf_counter() - waiting
-            session.sync(published)
+            make(publishing, published)
             now = time.perf_counter()
             MetricsLog(session.run.metrics, published).write(
                 "loop", {"timing/total": now - began, "timing/waited_for_training": waited}
@@ -58,10 +66,7 @@ def overlapped(
     try:
         for step in range(first, steps):
             publish(max(first, step - session.config.lag))
-            begins(step, "rollout")
-            session.rollout(step)
-            begins(step, "score")
-            session.score(step)
+            make(generating, step)
         publish(steps)
     finally:
         trainer.stop()

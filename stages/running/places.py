@@ -11,7 +11,8 @@ from typing import Any
 
 from nanoskyrl.stages.core.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
-from nanoskyrl.stages.core.runs import INPUT_OF, Run, RunConfig, step_of
+from nanoskyrl.stages.core.pipeline import pipeline
+from nanoskyrl.stages.core.runs import Run, RunConfig, step_of
 from nanoskyrl.stages.core.storage import is_local, make_directory
 from nanoskyrl.stages.models.policy import (
     cached_digest,
@@ -36,6 +37,8 @@ class Places:
             ahead: A step's training starts from what the step before left, before `sync` has published it.
         """
         self.run, self.config, self.ahead = run, config, ahead
+        self.stages = pipeline(config.stages)
+        """Of each step, in their order."""
 
     def check_first_policy(self) -> bool:
         """Say whether the run has its first policy; refuse a name that stands for another one.
@@ -122,7 +125,7 @@ class Places:
             return None
         if manifest is None:
             raise InputError(
-                f"`{policy}` was made by `{made}`, which is not finished: there is no state to go on from",
+                f"`{policy}` was made by `{made}`, which is not finished: there is no state to resume from",
                 hint=f"Train it again: `skyrl train --run {self.run.root} {self.run.stage(step - 1, 'advantage')}`",
             )
         raise InputError(
@@ -180,15 +183,16 @@ class Places:
 
     def source(self, stage: str, step: int | None, source: Path | None) -> tuple[Path, int | None]:
         """Return input and step of a stage; no step for an input outside the run."""
+        before = str(self.stages[stage].input)
         if source is None:
             if step is None:
-                step = self.run.newest_with(INPUT_OF[stage])
-            source = self.run.stage(step, INPUT_OF[stage])
+                step = self.run.newest_with(before)
+            source = self.run.stage(step, before)
         elif step is None:
-            read_manifest(source, stage=INPUT_OF[stage])
+            read_manifest(source, stage=self.stages[before].table)
             step = self.step_of(source)
         if step is not None:
-            self._check_parent(step, INPUT_OF[stage])
+            self._check_parent(step, before)
         return source, step
 
     def _check_parent(self, step: int, stage: str) -> None:
@@ -197,7 +201,7 @@ class Places:
         Raises:
             InputError: its own input is another now.
         """
-        parent = INPUT_OF.get(stage)
+        parent = self.stages[stage].input
         if parent is None:
             return
         made, now = self.run.stage(step, stage), self.run.stage(step, parent)

@@ -11,9 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from nanoskyrl.stages.advantage import needs_models
 from nanoskyrl.stages.core.errors import OutputError
 from nanoskyrl.stages.core.manifest import is_finished
+from nanoskyrl.stages.core.pipeline import training_half
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.stopping import told_to_stop
 from nanoskyrl.stages.core.storage import locked
@@ -45,21 +45,23 @@ def follow(
     stop: threading.Event | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> int:
-    """Train every step of the run whose scores are finished, until told to stop; return how many were done.
+    """Train every step of the run whose scores are finished, until stopped; return how many were done.
 
     Args:
         session: Of the run; with `keep_up`, so that the learner stays, and `ahead`. The run remembers its settings,
             unless a loop keeps this trainer: then they are the loop's.
-        steps: Policies to train, counted from the beginning of the run; None: until told to stop.
+        steps: Policies to train, counted from the beginning of the run; None: until stopped.
         keep_states: Optimizer states kept of the newest steps; 0 keeps all.
         stop: Ends it when it is set.
-        say: Told what happens.
+        say: Called with what happens.
 
     Raises:
         OutputError: another trainer follows the run.
         InputError, SettingsError: as in `advantage` and `train`.
     """
-    run, world, stop = session.run, session.world, stop or threading.Event()
+    run, world, stop = session.run, session.kept.learner().world, stop or threading.Event()
+    learns = training_half(session.stages)
+    waits_for = str(session.stages[learns[0]].input)
     done = 0
     held = OutputError(
         f"another trainer follows the run `{run.root}`",
@@ -70,15 +72,16 @@ def follow(
         if world.is_main and KEEPER not in os.environ:
             remember(run, session.settings, session.given)
         step = world.broadcast(next_to_train(run))
-        while (steps is None or step < steps) and (found := world.broadcast(_look(run, step, stop))) != STOP:
+        while (steps is None or step < steps) and (found := world.broadcast(_look(run, step, waits_for, stop))) != STOP:
             if found == NOTHING:
                 # Every process hears every time that there is nothing: none waits so long that it gives up.
                 time.sleep(LOOK_SECONDS)
                 continue
-            if needs_models(session.advantage_config(run.stage(step, "score"))) or world.is_main:
-                session.advantage(step)
-            world.barrier()
-            session.train(step)
+            for stage in learns:
+                # With models, every process makes its share of a stage.
+                if world.is_main or session.needs_learner(stage, step):
+                    session.make(stage, step)
+                world.barrier()
             if world.is_main:
                 session.prune(step, keep_states)
                 say(f"Trained step {step}")
@@ -88,9 +91,9 @@ def follow(
     return done
 
 
-def _look(run: Run, step: int, stop: threading.Event) -> int:
+def _look(run: Run, step: int, stage: str, stop: threading.Event) -> int:
     """Return the step if it can be trained, or what to do instead."""
     keeper = int(os.environ.get(KEEPER, "0"))
     if stop.is_set() or (run.root / STOP_FILE).exists() or not alive(keeper):
         return STOP
-    return step if is_finished(run.stage(step, "score")) else NOTHING
+    return step if is_finished(run.stage(step, stage)) else NOTHING

@@ -1,4 +1,4 @@
-"""`skyrl doctor --engine` and `--gap` on the engine that is always there; real servers stand in test_vllm.py."""
+"""`skyrl doctor --engine` and `--gap` on the engine that is always there; real servers are in test_vllm.py."""
 
 import json
 

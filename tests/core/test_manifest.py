@@ -183,7 +183,7 @@ def test_a_crash_midway_leaves_nothing_readable(tmp_path, place):
     assert not is_finished(directory)
     with pytest.raises(InputError, match="is unfinished: `rollout` did not end") as error:
         read_manifest(directory)
-    assert error.value.hint == "Run `skyrl rollout` again to go on"
+    assert error.value.hint == "Run `skyrl rollout` again to resume"
 
 
 @anywhere

@@ -315,8 +315,8 @@ def test_the_task_can_be_read_back_from_every_template():
         ("level", {"level": 5}, "whole rooms"),
         ("task_types", {"task_types": ("pick_two_obj_and_place",)}, "level` to 3"),
         ("task_types", {"level": 3, "task_types": ("juggle",)}, "Choose from"),
-        ("max_steps", {"max_steps": 0}, "Give"),
-        ("n_train", {"n_train": 0}, "Give"),
+        ("max_steps", {"max_steps": 0}, "The default is"),
+        ("n_train", {"n_train": 0}, "The default is"),
     ],
 )
 def test_settings_out_of_range_are_refused_by_name(key, values, hint):

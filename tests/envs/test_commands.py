@@ -1,4 +1,4 @@
-"""Which action stands in what a policy wrote."""
+"""Which action is in what a policy wrote."""
 
 import pytest
 

@@ -1,14 +1,11 @@
 """Answers, rows and programs that an attacker found a way with."""
 
-import os
-
 import pytest
 
 from nanoskyrl.envs.graders import grade_math
 from nanoskyrl.envs.graders.kinds import grade
 from nanoskyrl.envs.graders.reading import peeled
-from nanoskyrl.envs.sandbox.base import Limits, available, run_python
-from nanoskyrl.envs.sandbox.sandlock import _fifos_opened
+from nanoskyrl.envs.sandbox.base import FULL_PYTHON, Limits, available, run_python
 from nanoskyrl.eval.benchmarks.checkout import lay_out
 from nanoskyrl.eval.benchmarks.patches import applies, read_predictions
 from nanoskyrl.stages.core.errors import InputError, SettingsError
@@ -88,24 +85,9 @@ def test_gpus_are_counted_in_digits_and_hosts_have_few(text):
         gpus_of("loop.gpus_train", text)
 
 
-@pytest.mark.skipif(available()["sandlock"] is not None, reason=f"no sandlock: {available()['sandlock']}")
+@pytest.mark.skipif(available()[FULL_PYTHON] is not None, reason=f"{FULL_PYTHON}: {available()[FULL_PYTHON]}")
 @pytest.mark.parametrize("opened", ["open('p').read()", "open('p', 'w').write('x')"])
 @pytest.mark.timeout(60)
 def test_a_program_that_waits_for_a_fifo_meets_its_limit(opened):
-    ran = run_python(f"import os\nos.mkfifo('p')\n{opened}", limits=Limits(seconds=0.3), backend="sandlock")
+    ran = run_python(f"import os\nos.mkfifo('p')\n{opened}", limits=Limits(seconds=0.3), backend=FULL_PYTHON)
     assert ran.reason == "timeout"
-
-
-@pytest.mark.timeout(60)
-def test_a_folder_that_goes_while_fifos_are_looked_for_does_not_end_the_search(tmp_path, monkeypatch):
-    real, first = os.scandir, [True]
-
-    def gone(path):
-        if first:
-            raise FileNotFoundError(first.clear())
-        return real(path)
-
-    os.mkfifo(tmp_path / "p")
-    monkeypatch.setattr(os, "scandir", gone)
-    with _fifos_opened(tmp_path, after=0.0), open(tmp_path / "p"):  # for ever, if nobody opens the other end
-        assert not first

@@ -72,16 +72,15 @@ FORGERIES = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=FULL_PYTHON)
-def backend(request, monkeypatch):
-    """Every sandbox that runs CPython here."""
-    if why := available()[request.param]:
-        pytest.skip(f"{request.param}: {why}")
-    monkeypatch.setattr(program_tests, "full_python", lambda: request.param)
+@pytest.fixture
+def full():
+    """Skip where no sandbox runs full Python."""
+    if why := available()[FULL_PYTHON]:
+        pytest.skip(f"{FULL_PYTHON}: {why}")
 
 
-@pytest.mark.usefixtures("backend")
-class TestEverySandbox:
+@pytest.mark.usefixtures("full")
+class TestForgeries:
     @pytest.mark.parametrize("name", FORGERIES)
     def test_a_forging_program_passes_nothing(self, name):
         assert run_tests(FORGERIES[name], TESTS, LIMITS)[0] is False
@@ -110,13 +109,6 @@ class TestEverySandbox:
         assert run_tests(gone, "try: f()\nexcept: pass", LIMITS)[0] is False
 
 
-@pytest.fixture
-def full():
-    """Skip where no sandbox runs full Python."""
-    if all(available()[name] for name in FULL_PYTHON):
-        pytest.skip(f"no sandbox with full Python: {available()}")
-
-
 SEEN = {
     "arguments change in place": (
         "def f(xs, table): xs.sort(); table['a'] = [1]",
@@ -135,6 +127,24 @@ SEEN = {
     "named tuples and enums": (
         "from collections import namedtuple\nfrom enum import IntEnum\nT = namedtuple('T', 'a b')\nclass E(IntEnum): ONE = 1",
         "assert T(1, 2) == (1, 2) and T(1, 2).b == 2 and E.ONE == 1 and {T(1, 2): 3}[1, 2] == 3",
+    ),
+    "another name of an error": (
+        "Mine = ValueError\ndef f(): raise ValueError('no')\nclass Deep(KeyError): pass\nclass Deeper(Deep): pass\n"
+        "def g(): raise Deeper('k')",
+        "try: f()\nexcept Mine as error: assert str(error) == 'no' and type(error).__name__ == 'ValueError'\n"
+        "try: g()\nexcept Deep as error: assert isinstance(error, LookupError)\nelse: assert False",
+    ),
+    "a list of its own that changes": (
+        "class Stack(list):\n    def push(self, x): self.append(x)\n    top = property(lambda s: s[-1])",
+        "s = Stack(); s.push(2); s.push(3)\nassert len(s) == 2 and s == [2, 3] and 3 in s and s[0] == 2 and s.top == 3 and list(s) == [2, 3]",
+    ),
+    "values of every kind": (
+        "from collections import deque\nfrom datetime import date, datetime, timedelta, timezone\nfrom decimal import Decimal\n"
+        "def f(x): return x\ndef g(): return [deque([1], 3), date(2020, 1, 2), datetime(2020, 1, 2, 3, tzinfo=timezone.utc),"
+        " timedelta(1, 2, 3), Decimal('1.50'), 10**5000, float('-inf'), b'', bytearray(b'a'), range(1, 9, 2), frozenset([(1, 2)]),"
+        " {(1, 'a'): None}, 2 + 3j, '\\ud800', int, True, 1, 1.0]",
+        "from collections import deque\nx = g()\nassert f(x) == x and [type(i) for i in f(x)] == [type(i) for i in x]\n"
+        "assert x[0] == deque([1]) and x[0].maxlen == 3 and x[5] == 10**5000 and x[14] is int and x[15] is True and str(x[4]) == '1.50'",
     ),
     "errors of its own": (
         "class Mine(ValueError): pass\ndef f(): raise Mine('no', 3)\ndef g(): return {}['k']",
@@ -214,30 +224,59 @@ def test_a_sandbox_without_processes_is_no_wrong_answer(monkeypatch):
         run_tests(HONEST, TESTS, LIMITS)
 
 
-@pytest.mark.usefixtures("full")
-def test_a_message_changes_no_class_of_the_judge():
-    """Pickle's BUILD sets attributes of whatever is named, classes included: here `Fraction.__eq__`."""
-    program = (
-        "import __main__\nfrom fractions import Fraction\nplain = __main__.Wire.dumps\n"
-        "def dumps(self, value):\n    data = plain(self, value)\n    self.mine[999] = lambda *a: True\n"
-        "    return data[:2] + EVIL + data[2:]\n"
-        "__main__.Wire.dumps = dumps\ndef f(x): return Fraction(0)\n"
-    )
-    build = b"cfractions\nFraction\n(N}X\x06\x00\x00\x00__eq__(X\x04\x00\x00\x00mineM\xe7\x03NtQstb0"
-    assert run_tests(f"EVIL = {build!r}\n{program}", "assert f(3) == 9", LIMITS)[0] is False
-    assert run_tests(f"EVIL = b''\n{program}", "assert f(3) == 0", LIMITS)[0] is True
+WIRE = "import __main__, gc, sys\nwire = next(o for o in gc.get_objects() if type(o).__name__ == 'Wire')\n"
+"""Finds the program's end of the wire, which it may use as it likes."""
+NEVER_RIGHT = f"{WIRE}def add(a, b): return None\n"
+CASES = "assert all(add(i, 1) == i + 1 for i in [1, 2, 3])"
+BUILTINS = (
+    "{'all': lambda *a: True, 'any': lambda *a: True, 'range': lambda *a: [], 'len': lambda x: 3, '__import__': add}"
+)
 
 
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize(
     ("program", "tests"),
     [
+        (f"{NEVER_RIGHT}more = {{'add': add, '__builtins__': {BUILTINS}, **{BUILTINS}}}\n"
+         "wire.operations['names'] = lambda names: more", CASES),
+        (f"{NEVER_RIGHT}for name in ('__builtins__', '__import__', '__name__', 'AssertionError'): globals()[name] = {BUILTINS}",
+         CASES),
+        (f"{NEVER_RIGHT}class A(dict):\n    __contains__ = lambda s, k: True\n    __getitem__ = lambda s, k: lambda *a: True\n"
+         "wire.operations['names'] = lambda names: A()", f"{CASES}\ncheck(add)"),
+        (f"{NEVER_RIGHT}from __main__ import types\nsys.modules['builtins'].all = sys.modules['solution'].all = lambda x: True",
+         CASES),
+        (f"{NEVER_RIGHT}import os\nfor _ in range(99):\n    for frame in (b'true', b'[\"list\", \"answer\", true, \"\", []]'):\n"
+         "        os.write(wire.writing, len(frame).to_bytes(8, 'big') + frame)", CASES),
+        (f"{NEVER_RIGHT}import os\nframe = b'[' * 100000\nos.write(wire.writing, len(frame).to_bytes(8, 'big') + frame)", CASES),
+        (f"{NEVER_RIGHT}frame = b'[\"list\", \"answer\", [\"type\", \"object\"], \"\", []]'\n"
+         "wire.send = lambda data: type(wire).send(wire, frame)", CASES),
+        ("Refused = AssertionError\ndef f(x): return x", "try:\n    f(-1)\n    assert False\nexcept Refused:\n    pass"),
+        ("Refused = BaseException\ndef f(x): return x", "try:\n    f(-1)\n    assert False\nexcept Refused:\n    pass"),
+        ("Refused = (AssertionError, Exception)\nf = abs", "try:\n    assert f(-1) == 7\nexcept Refused:\n    pass"),
+        ("class Refused(Exception): pass\nRefused.__bases__ = (AssertionError,)\nf = abs",
+         "try:\n    assert f(-1) == 7\nexcept Refused:\n    pass"),
+        ("class math:\n    isclose = staticmethod(lambda *a: True)\nf = lambda x: 0", "assert math.isclose(f(3), 9)"),
+        ("import operator as copy, types\nmath = types.SimpleNamespace(isclose=lambda *a: True, sqrt=lambda x: 3)\nf = lambda x: 0",
+         "assert math.isclose(f(3), math.sqrt(9))"),
+        ("def each(check, xs):\n    for x in xs:\n        try: check(x)\n        except BaseException: pass",
+         "def check(x): assert x == 7\neach(check, [1, 2])"),
+        ("def fill(record): record.is_right = lambda: True",
+         "class Record:\n    def is_right(self): return False\nr = Record()\nfill(r)\nassert r.is_right()"),
+        ("class A(list):\n    __contains__ = lambda s, x: True\n    __len__ = lambda s: 9\nf = lambda x: A()", "assert 9 in f(3)"),
+        ("class A(list):\n    __contains__ = lambda s, x: True\n    __len__ = lambda s: 9\nf = lambda x: A()", "assert len(f(3)) == 9"),
+        ("class A(list):\n    __getitem__ = lambda s, i: 9\nf = lambda x: A([1])", "assert f(3)[0] == 9"),
+        ("class A(int):\n    __lt__ = lambda s, x: True\n    __bool__ = lambda s: True\nf = lambda x: A()", "assert f(3)"),
+        ("class A(float):\n    __sub__ = lambda s, x: 0.0\nf = lambda x: A()", "assert abs(f(3) - 9) < 1e-6"),
+        ("class A(str):\n    __add__ = lambda s, x: '9'\n    __eq__ = lambda *a: True\nf = lambda x: A()", "assert f(3) + '' == '9'"),
         ("class A:\n    __eq__ = lambda s, o: True\nf = lambda x: A()", "assert f(3) == 9"),
         ("class A:\n    __eq__ = lambda s, o: True\nf = lambda x: A()", "assert [f(3)] == [9] or 9 == f(3)"),
         ("class A(int):\n    __eq__ = lambda s, o: True\nf = lambda x: A()", "assert f(3) == 9"),
         ("class A:\n    __sub__ = lambda s, o: 0.0\nf = lambda x: A()", "assert abs(f(3) - 9) < 1e-6"),
         ("class A:\n    __sub__ = __abs__ = lambda *a: A()\n    __lt__ = lambda *a: True\nf = lambda x: A()",
          "assert abs(f(3) - 9) < 1e-6"),
+        ("class Failed(AssertionError): pass\ndef each(check, xs):\n    for x in xs:\n        try: check(x)\n"
+         "        except BaseException: pass",
+         "class Wrong(AssertionError): pass\ndef check(x):\n    if x != 7: raise Wrong\neach(check, [1, 2])"),
         ("len = lambda x: 3\nf = lambda x: []", "assert len(f(3)) == 3"),
         ("import builtins\nbuiltins.len = lambda x: 3\nf = lambda x: []", "assert len(f(3)) == 3"),
         ("def f(x): raise StopIteration", "assert all(map(lambda case: f(case[0]) == case[1], [(3, 9)]))"),
@@ -247,3 +286,23 @@ def test_a_message_changes_no_class_of_the_judge():
 )  # fmt: skip
 def test_one_assert_is_not_forged(program, tests):
     assert run_tests(program, tests, LIMITS)[0] is False
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize(
+    "tests",
+    [
+        'assert f("Ada") == "Berlin"',
+        "assert f('Ada') == f'{\"Berlin\"}'",
+        'cases = [{"who": "Ada", "lives": "Berlin"}]\nassert all(f(c["who"]) == c["lives"] for c in cases)',
+        'assert f("Ada") == dict(Berlin=1).popitem()[0]',
+        'assert f("Ada") == "Berlin"  # Berlin',
+    ],
+)
+def test_no_word_of_a_text_in_the_tests_reaches_the_program(tests):
+    program = (
+        f"{WIRE}seen, names = [], wire.operations['names']\n"
+        "def hear(asked):\n    seen.extend(asked)\n    return names(asked)\nwire.operations['names'] = hear\n"
+        "def f(x): return 'Berlin' if 'Berlin' in seen else None"
+    )
+    assert run_tests(program, tests, LIMITS) == (False, "a test fails")

@@ -304,7 +304,7 @@ def test_gpqas_gold_goes_through_the_recorded_permutation():
         shown = task.messages[0]["content"].split("\n")[-4:]
         assert shown[place] == f"{task.ground_truth}) {row['Correct Answer']}"
         golds.add(task.ground_truth)
-    assert len(golds) > 1  # the right option does not always stand in one place
+    assert len(golds) > 1  # the right option is not always in one place
 
 
 def test_a_prompt_of_the_users_takes_the_place_of_ours(tmp_path):

@@ -12,8 +12,8 @@ import pytest
 from benches import LCB_SOLUTIONS, Says, rows_file, run_bench
 from running import ROOT, data_file
 
-from nanoskyrl.envs.sandbox.base import available
-from nanoskyrl.eval.benchmarks.code import fenced, last_block, same_output
+from nanoskyrl.envs.sandbox.base import FULL_PYTHON, Ran, available
+from nanoskyrl.eval.benchmarks.code import Outcome, fenced, last_block, outcome_of, same_output
 from nanoskyrl.eval.benchmarks.humaneval import LIMITS, HumanEval, checked, completed
 from nanoskyrl.eval.benchmarks.livecodebench import LiveCodeBench, LiveCodeBenchConfig, plain_unpickled, unpacked_tests
 from nanoskyrl.stages.core.errors import InputError, SandboxError, SettingsError
@@ -27,7 +27,7 @@ ROW = {
 @pytest.fixture(autouse=True)
 def sandboxed():
     """Skip where no sandbox runs full Python."""
-    if all(available()[name] is not None for name in ("sandlock", "bwrap")):
+    if available()[FULL_PYTHON] is not None:
         pytest.skip(f"no sandbox for full Python here: {available()}")
 
 
@@ -144,6 +144,11 @@ def test_rows_of_humaneval_that_no_solution_could_pass_are_refused(column, value
     path.write_text("".join(json.dumps(row) + "\n" for row in (ROW, {**ROW, "task_id": "t/1", column: value})))
     with pytest.raises(InputError, match=re.escape(f"row 1 of `{path}`: {message}")):
         HumanEval(HumanEval.Config(data=str(path))).tasks("test")
+
+
+@pytest.mark.parametrize("answer", ["[" * 200_000, "9" * 5000, "{", "", '"\\ud800'])
+def test_an_answer_that_is_no_json_is_wrong_and_raises_nothing(answer):
+    assert outcome_of(Ran(True, f"word{answer}\n", "", None), "word") == Outcome(reason="error")
 
 
 def test_a_reply_is_found_in_fences():
@@ -313,7 +318,7 @@ def test_a_date_window_leaves_out_other_contests():
     [
         ("6\n", "6", True), (" 6 \n\n", "6\n", True), ("1.50", "1.5", True), ("1 2", "1 2.0", True),
         ("1\n2", "1 2", False), ("1.5000001", "1.5", False), ("yes", "Yes", False), ("", "0", False),
-        ("nan", "nan", True), ("a 1", "a 1.0", False),
+        ("nan", "nan", True), ("a 1", "a 1.0", False), ("sNaN", "5", False), ("5", "sNaN 5", False),
     ],
 )  # fmt: skip
 def test_outputs_are_compared_line_by_line_as_text_or_exact_numbers(found, wanted, same):

@@ -17,20 +17,20 @@ from nanoskyrl.stages.eval import settings_of
 from nanoskyrl.stages.looking.curve import curve, report_line
 from nanoskyrl.stages.looking.verify import verify
 from nanoskyrl.stages.models.policy import policy_digest
+from nanoskyrl.stages.running.kept_up import KeptUp
 from nanoskyrl.stages.running.loop import loop
-from nanoskyrl.stages.running.session import Session
 
 
 def test_a_benchmark_has_an_engine_of_its_own_where_its_settings_differ(tmp_path):
-    with closing(Session(Run(tmp_path), {"hf": {"device": "cpu"}}, keep_up=True)) as session:
-        trains = session._engine_for("hf")
-        settings = settings_of("gsm8k", "hf", session.settings)
-        measures = session._engine_for("hf", settings)
+    with closing(KeptUp(tmp_path, {"hf": {"device": "cpu"}}, keep_up=True)) as kept:
+        trains = kept.engine("hf")
+        settings = settings_of("gsm8k", "hf", kept.settings)
+        measures = kept.engine("hf", settings)
         assert isinstance(trains, HfEngine)
         assert isinstance(measures, HfEngine)
         assert (trains.config.dtype, measures.config.dtype) == ("auto", "float64")
-        assert session._engine_for("hf", settings) is measures
-        assert session._engine_for("hf", settings_of("text_math", "hf", session.settings)) is trains
+        assert kept.engine("hf", settings) is measures
+        assert kept.engine("hf", settings_of("text_math", "hf", kept.settings)) is trains
 
 
 def test_eval_every_runs_the_chosen_benchmarks_and_writes_them_beside_the_policy(tmp_path):

@@ -26,7 +26,7 @@ def quick(monkeypatch):
 
 
 def scripted(body):
-    """Judge as a model would: by whether the gold stands in the response."""
+    """Judge as a model would: by whether the gold is in the response."""
     prompt = body["messages"][0]["content"]
     if "Correctness Details" in prompt:
         gold = prompt.split("Correct answer: ")[1].split("\n")[0]

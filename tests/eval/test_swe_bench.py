@@ -7,13 +7,13 @@ import pytest
 from benches import Says, rows_file, run_bench, table_of
 from running import skyrl
 
-from nanoskyrl.envs.sandbox.base import available
+from nanoskyrl.envs.sandbox.base import FULL_PYTHON, available
 from nanoskyrl.eval.benchmarks import swe_harness
 from nanoskyrl.eval.benchmarks.patches import applies, parses, patch_in, read_predictions, tidy
 from nanoskyrl.stages.core.errors import EngineError, InputError, SettingsError
 from nanoskyrl.stages.looking.grade import grade_logs
 
-NO_SANDBOX = all(available()[name] is not None for name in ("sandlock", "bwrap"))
+NO_SANDBOX = available()[FULL_PYTHON] is not None
 needs_sandbox = pytest.mark.skipif(NO_SANDBOX, reason="no sandbox for full Python here")
 NO_DOCKER = swe_harness.why_not_docker()
 PATCH = "--- a/calc.py\n+++ b/calc.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n"
@@ -201,7 +201,7 @@ def test_what_was_done_counts_when_turns_run_out(project, tmp_path):
     ("action", "says", "error"),
     [
         (call("bash", command="exit 3"), "the command failed", None),
-        (call("bash", command="cat /etc/shadow"), "ermission denied", None),
+        (call("bash", command="cat /etc/shadow"), "o such file", None),
         (call("bash", command="yes"), "stopped", "tool_error"),
         (call("edit", path="calc.py", old="nowhere", new="x"), "stands 0 times", "tool_error"),
         (call("edit", path="/etc/motd", old="", new="x"), "error", "tool_error"),

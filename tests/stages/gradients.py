@@ -43,7 +43,7 @@ def main() -> None:
     place = Path(out).with_suffix("")
     learner.save(place / "policy", place / "state", tokens)
 
-    # What was saved goes on as what stayed up does.
+    # What was saved continues as what stayed up does.
     fresh = recipe.learner()
     fresh.load(place / "policy", place / "state", seed=1)
     for name, goes_on in (("unbroken", learner), ("resumed", fresh)):

@@ -5,9 +5,9 @@ import re
 
 import pytest
 import torch
-from families import write_family
+from families import EXPERTS, write_family
 from safetensors.torch import load_file
-from tiny_models import rows
+from tiny_models import rows, update
 from tolerances import LOGITS, PASS, assert_close
 
 from nanoskyrl.algos.off_policy import OffPolicyConfig
@@ -25,29 +25,7 @@ from nanoskyrl.stages.models.policy import count_parameters, is_adapter, policy_
 from nanoskyrl.stages.running.places import Places
 from nanoskyrl.stages.sync import deliver
 
-EXPERTS = {
-    "deepseek_v3": ["experts.down_proj", "experts.gate_up_proj"],
-    "ernie4_5_moe": ["experts.down_proj", "experts.gate_up_proj"],
-    "glm4_moe": ["experts.down_proj", "experts.gate_up_proj"],
-    "gpt_oss": ["experts.down_proj", "experts.gate_up_proj"],
-    "granitemoe": ["experts.down_proj", "experts.gate_up_proj"],
-    "jetmoe": ["experts.input_linear.weight", "mlp.output_linear.weight"],
-    "llama4_text": ["experts.down_proj", "experts.gate_up_proj"],
-    "longcat_flash": ["experts.down_proj", "experts.gate_up_proj"],
-    "mixtral": ["experts.down_proj", "experts.gate_up_proj"],
-    "olmoe": ["experts.down_proj", "experts.gate_up_proj"],
-    "qwen2_moe": ["experts.down_proj", "experts.gate_up_proj"],
-    "qwen3_moe": ["experts.down_proj", "experts.gate_up_proj"],
-}
-"""Of each family, the ends of the parameters that hold its experts."""
 FAST = ("granitemoe", "qwen2_moe")
-
-
-def update(learner, count=200):
-    algorithm = lookup("algo", "grpo")
-    config = TrainConfig(max_tokens_per_micro_batch=200)
-    objective = Objective(algorithm, algorithm.Config(), config, rows(count), 1.0, off_policy=OffPolicyConfig())
-    return Update(objective).step(learner, list(range(8)))
 
 
 def learnt(model):

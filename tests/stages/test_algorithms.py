@@ -22,9 +22,10 @@ from nanoskyrl.stages.core.config import merge, stage_config
 from nanoskyrl.stages.core.errors import ConflictError, EngineError, InputError, SettingsError
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.metrics import read_metrics
+from nanoskyrl.stages.core.pipeline import STAGES
 from nanoskyrl.stages.core.registry import ALGOS, lookup
 from nanoskyrl.stages.core.rows import row_arrays, to_table
-from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.trajectory import Turn
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig, Sampling, settled
@@ -277,7 +278,7 @@ def test_dapo_punishes_long_turns_softly_and_others_do_not(group):
 
 def test_a_step_in_which_nothing_can_be_learnt_leaves_the_policy_as_it_is(tmp_path):
     run = Run(tmp_path / "run")
-    # So cold that a group's attempts are all alike.
+    # So cold that a group's attempts are all equal.
     cold = {"rollout": {"max_sample_batches": 2, "temperature": 0.001}, "loop": {"steps": 2}}
     loop(run, merge(DAPO, cold))
     assert [line["train/optimizer_steps"] for line in metrics(run, "train")] == [0, 0]

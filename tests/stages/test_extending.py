@@ -39,6 +39,7 @@ def here(tmp_path, monkeypatch):
         "broken_format",
         "hotter",
         "my_engine",
+        "my_stage",
     ):
         sys.modules.pop(name, None)
 

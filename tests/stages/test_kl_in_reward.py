@@ -15,8 +15,9 @@ from nanoskyrl.stages.core.config import merge
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.metrics import read_metrics
+from nanoskyrl.stages.core.pipeline import STAGES
 from nanoskyrl.stages.core.rows import row_arrays
-from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
 from nanoskyrl.stages.learning.kl_in_reward import FACT

@@ -17,7 +17,8 @@ from nanoskyrl.stages.core.config import merge
 from nanoskyrl.stages.core.errors import ConflictError, InputError, OutputError
 from nanoskyrl.stages.core.manifest import is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import latest, read_metrics
-from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.core.pipeline import STAGES
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.storage import locked
 from nanoskyrl.stages.looking.verify import verify

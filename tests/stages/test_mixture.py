@@ -176,7 +176,7 @@ def test_a_flag_names_several_by_weight(tmp_path):
     ("arguments", "says"),
     [
         (("--env", "text_math=1,tool_us=2"), "unknown env `tool_us`"),
-        (("--env", "text_math=0,tool_use=2"), "the weight of environment `text_math` is 0"),
+        (("--env", "text_math=0,tool_use=2"), "the weight of environment `text_math` must be above 0"),
         (("--env", "text_math=many,tool_use=2"), "has no number after the sign"),
         (("--env", "text_math=1,tool_use=2", "--tasks", "a"), "names tasks, and `rollout.env` several environments"),
         (("--env", "text_math=1,tool_use=2", "--tools", "search"), "the run has several environments, and `tools`"),

@@ -1,4 +1,4 @@
-"""Steps that change nothing: the loop goes on, says so, and records it."""
+"""Steps that change nothing: the loop continues, says so, and records it."""
 
 import pytest
 import torch
@@ -18,11 +18,11 @@ LORA = {"train": {"lora_rank": 4}}
     [
         (merge(LORA, {"train": {"lr": 0.0}}), [False, False]),
         (merge(LORA, {"train": {"lr_warmup_steps": 1}}), [False, True]),
-        # Greedy enough that all attempts of a group are alike, so that no advantage is left.
+        # Greedy enough that all attempts of a group are equal, so that no advantage is left.
         (merge(LORA, {"rollout": {"temperature": 1e-3}}), [False, False]),
         pytest.param({"train": {"lr": 0.0}}, [False, False], marks=pytest.mark.slow),
     ],
-    ids=["rate 0", "warm-up", "rewards alike", "whole model"],
+    ids=["rate 0", "warm-up", "equal rewards", "whole model"],
 )
 def test_steps_that_change_nothing_go_on_and_say_so(tmp_path, changed, moves):
     done = skyrl_here("loop", "--run", tmp_path / "run", *as_flags(merge(SMALL, changed)))

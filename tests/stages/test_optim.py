@@ -1,4 +1,4 @@
-"""What the optimizer steps, what is kept of it, and who is told."""
+"""What the optimizer steps, what is kept of it, and who is informed."""
 
 import importlib.util
 import subprocess
@@ -135,7 +135,7 @@ def test_a_learner_that_stopped_goes_on_with_the_same_bits(tmp_path, settings):
 
 
 def left_behind(place, **settings):
-    """Train the starter policy once, save it, and return what a learner with other settings goes on from."""
+    """Train the starter policy once, save it, and return what a learner with other settings continues from."""
     learner = Learner(OptimizerConfig(lr=1e-3, lora_rank=4, **settings))
     learner.load(STARTER, seed=3)
     update(learner)
@@ -196,7 +196,7 @@ def test_training_that_fails_leaves_the_old_output_and_what_follows_an_unfinishe
     assert read_manifest(made).to_bytes() == before
     assert (made / "state").is_dir()
     (made / "_manifest.json").unlink()
-    with pytest.raises(InputError, match="which is not finished: there is no state to go on from") as found:
+    with pytest.raises(InputError, match="which is not finished: there is no state to resume from") as found:
         session.train(2)
     assert "Train it again" in str(found.value.hint)
 
@@ -279,7 +279,7 @@ def test_the_command_trains_in_two_processes_and_says_so_once(tmp_path):
     assert "another `settings.train.lora_rank`" in failed.stderr
 
 
-# Who else is told
+# Who else is informed
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])

@@ -155,7 +155,7 @@ def test_the_code_of_rewards_is_in_the_settings_and_rows_without_a_verdict_are_j
     assert f"{size} trajectories: KeyError: 'gone' (mine.py:2)" in told
     numbers = step_numbers(Run(here / "runs" / "default"), 0)
     assert "KeyError: 'gone' (mine.py:2)" in report_line(0, numbers)
-    # Mended: nothing had a verdict, so all is judged again, without --force.
+    # Fixed: nothing had a verdict, so all is judged again, without --force.
     write(here, "def f(trajectory):\n    return float(trajectory.sample)\n")
     assert skyrl(["score"]) == 0
     assert read_manifest(scored).dropped == {}

@@ -187,17 +187,23 @@ def test_a_batch_ends_between_groups_where_it_can():
     assert PrefixTree(list(range(4)), lengths[:4], shared[:4]).batches(45) == [[0, 1], [2, 3]]
 
 
-def test_sharing_is_left_out_where_it_saves_little_or_loses_the_faster_kernels(monkeypatch):
-    def saves(lengths, shared):
-        return sharing_saves(PrefixTree(list(range(len(lengths))), lengths, shared), "cpu")
-
-    assert saves([100] * 4, [0, 20, 20, 20])
-    assert not saves([100] * 4, [0, 10, 10, 10])
-    assert not saves([100], [0])
+@pytest.mark.parametrize(
+    ("lengths", "shared", "on_cpu", "on_hopper"),
+    [
+        ([100] * 4, [0, *[60] * 3], True, True),
+        ([100] * 4, [0, *[10] * 3], False, False),  # too little is saved
+        ([100], [0], False, False),
+        ([800] * 16, [0, *[700] * 15], True, True),
+        ([896] * 8, [0, *[256] * 7], False, True),  # padded, its queries would meet more keys than they see
+        ([2304] * 16, [0, *[2048] * 15], True, True),
+        ([8192] * 8, [0, *[1200] * 7], False, False),  # cuDNN's kernels are faster
+    ],
+)
+def test_sharing_is_left_out_where_it_costs_more_than_it_saves(lengths, shared, on_cpu, on_hopper, monkeypatch):
+    tree = PrefixTree(list(range(len(lengths))), lengths, shared)
+    assert sharing_saves(tree, "cpu") is on_cpu
     monkeypatch.setattr(packing, "_has_fast_padding", lambda device: True)
-    assert saves([2304] * 16, [0, *[2048] * 15])
-    assert not saves([8192] * 8, [0, *[1200] * 7])
-    assert saves([800] * 8, [0, *[200] * 7])  # short rows are not padded anyway
+    assert sharing_saves(tree, "cuda") is on_hopper
 
 
 # The whole way
@@ -291,7 +297,7 @@ def test_what_does_not_share_computes_every_token(groups, given):
     assert loss_and_gradient(learner, groups, 1 << 14)[2].shared == 0
 
 
-def test_a_model_whose_states_differ_is_packed_as_it_is_and_the_user_is_told(monkeypatch):
+def test_a_model_whose_states_differ_is_packed_as_it_is_and_a_line_says_so(monkeypatch):
     model = tiny_model("qwen3")
     assert prepare_packing(model)
     with warnings.catch_warnings():

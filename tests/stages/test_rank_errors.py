@@ -1,4 +1,4 @@
-"""Several processes and one word: the error of those that train together is told once."""
+"""Several processes and one word: the error of those that train together is reported once."""
 
 import contextlib
 import signal

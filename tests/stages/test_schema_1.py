@@ -13,7 +13,8 @@ import pytest
 from running import ROOT, as_flags, skyrl
 
 from nanoskyrl.stages.core.manifest import is_finished, read_manifest
-from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.core.pipeline import STAGES
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.models.policy import STARTER_DIRECTORY
 
 LAST = "306e4ba"

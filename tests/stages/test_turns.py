@@ -55,7 +55,7 @@ class Reciter(TokenEngine):
 
 
 class Echo:
-    """Answers every action but `bye` with an observation; can be told to break."""
+    """Answers every action but `bye` with an observation; can be asked to break."""
 
     def __init__(self, breaks_in=None):
         self.breaks_in = breaks_in

@@ -1,4 +1,4 @@
-"""Going on in a run with other settings, when it is steps ahead: what is made again, and what stays."""
+"""Continuing in a run with other settings, when it is steps ahead: what is made again, and what stays."""
 
 import shutil
 
@@ -8,7 +8,8 @@ from running import SMALL, same_bytes
 from nanoskyrl.stages.core.config import merge
 from nanoskyrl.stages.core.errors import NanoskyrlError
 from nanoskyrl.stages.core.manifest import read_manifest
-from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.core.pipeline import STAGES
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.running.loop import loop
 from nanoskyrl.stages.running.outdated_outputs import outdated
 from nanoskyrl.stages.running.run_settings import settings_for

@@ -286,7 +286,7 @@ def test_the_same_policy_again_is_nothing_to_do_and_said_so(engine):
 
 
 def test_vllm_still_leaves_a_tied_head_stale_after_a_reload_on_a_cpu(engine, trained):
-    # When this fails upstream has mended it: take `_skyrl_rebuild` out of engines/vllm/worker.py.
+    # When this fails upstream has fixed it: take `_skyrl_rebuild` out of engines/vllm/worker.py.
     engine.load(STARTER)
     engine.load(trained(2e-3))
     assert engine.proof["stale_layers"] > 0
@@ -554,7 +554,7 @@ def test_the_loop_keeps_its_servers_up_and_every_step_is_proved(tmp_path):
 
 
 def test_vllm_still_crashes_on_a_cpu_when_a_seeded_prefill_is_chunked(tmp_path):
-    # When this fails upstream has mended it: `--no-enable-chunked-prefill` can go from engines/vllm/process.py.
+    # When this fails upstream has fixed it: `--no-enable-chunked-prefill` can go from engines/vllm/process.py.
     from nanoskyrl.stages.engines.vllm.client import Lost, sampling_body
 
     engine = start(tmp_path, args=("--enable-chunked-prefill", "--max-num-batched-tokens", "128"), self_test=0)

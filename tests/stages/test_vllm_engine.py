@@ -1,4 +1,4 @@
-"""The engine `vllm` against a server that misbehaves to order. What a real one does stands in test_vllm.py."""
+"""The engine `vllm` against a server that misbehaves to order. What a real one does is in test_vllm.py."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ PROMPT = [5, 6, 7]
 
 
 class Fake:
-    """Says what a server would say, but for the answers that it was told to spoil."""
+    """Says what a server would say, but for the answers that it was asked to spoil."""
 
     def __init__(self):
         self.spoil, self.spoil_admin = [], {}

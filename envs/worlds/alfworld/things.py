@@ -108,7 +108,7 @@ ROOMS: dict[str, dict[str, tuple[int, int]]] = {
         "toiletpaperhanger": (1, 1),
     },
 }  # fmt: skip
-"""How many of each kind of receptacle stand in a room, at least and at most."""
+"""How many of each kind of receptacle are in a room, at least and at most."""
 
 BELONGINGS: dict[str, tuple[str, ...]] = {
     "kitchen": (

@@ -5,48 +5,36 @@ set. Level 1 of addition, two numbers from 0 to 99, is the starter policy's own.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated
 
 from msgspec import Meta
 
 from nanoskyrl.envs.base import Observation, Score, Step, Task
-from nanoskyrl.envs.datasets import data_of, read_tasks
+from nanoskyrl.envs.datasets import TaskSourceConfig
 from nanoskyrl.envs.graders.golds import golds_of
 from nanoskyrl.envs.graders.kinds import ANSWERED, answer_in, answer_verdict, unanswered
 from nanoskyrl.envs.graders.reading import REASONING, Marks
 from nanoskyrl.envs.tools import replies_to
 from nanoskyrl.envs.worlds.text_math import reasoning
 from nanoskyrl.envs.worlds.text_math.problems import MAX_LEVEL, generate
-from nanoskyrl.stages.core.checked import FILE, Checked, PositiveInt, Share
+from nanoskyrl.stages.core.checked import Share
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 INSTRUCTION = "Give the final answer in <answer></answer> tags."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextMathConfig(Checked):
+class TextMathConfig(TaskSourceConfig):
     """Which questions are asked, and what a tidy answer is worth."""
 
     family: str = "addition"
     """arithmetic, multi_step, logic, a generator of theirs (addition, ordering, ...), or `reasoning_gym:TASK`."""
     level: Annotated[int, Meta(ge=1, le=MAX_LEVEL)] = 1
     """Higher is harder."""
-    n_train: PositiveInt = 8192
-    """Generated training tasks."""
-    n_test: PositiveInt = 1024
-    """Generated held-out tasks; no question of test is in train."""
     format_weight: Share = 0.1
     """Part of the reward given for an answer in tags; the rest is for the right one."""
-    data: str | None = field(default=None, metadata=FILE)
-    """A file or folder of prompts and ground truths, in place of generated tasks; what `datasets` reads is read."""
-    test_data: str | None = field(default=None, metadata=FILE)
-    """Such a file for split test; None: `data` serves both splits, and nothing is held out."""
-    columns: dict[str, str] = field(default_factory=dict)
-    """Columns of the data set by what they hold (prompt, answer, id or kind): { prompt = "frage" }."""
-    reasoning_marks: tuple[tuple[str, str], ...] = REASONING
-    """Pairs of texts between which a policy thinks; nothing there is an answer."""
 
 
 @cache  # a loop asks again at every step
@@ -72,9 +60,9 @@ class TextMath:
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the tasks of `train` or `test`; a data set serves both, unless `test_data` names another."""
-        if (data := data_of(split, self.config.data, self.config.test_data)) is not None:
-            return read_tasks(data, split, self.config.columns)
-        count = self.config.n_test if split == "test" else self.config.n_train
+        if (tasks := self.config.read(split)) is not None:
+            return tasks
+        count = self.config.count(split)
         if self.config.family.startswith(reasoning.PREFIX):
             return reasoning.tasks(self.config.family.removeprefix(reasoning.PREFIX), split, count)
         return generated_tasks(self.config.family, self.config.level, split, count)

@@ -167,7 +167,7 @@ def percentage(rng: random.Random, level: int) -> Problem:
 
 
 def ages(rng: random.Random, level: int) -> Problem:
-    """How old somebody is, through level + 1 people told in relation to each other."""
+    """How old somebody is, through level + 1 people whose ages are given in relation to each other."""
     people = rng.sample(NAMES, level + 2)
     age = rng.randrange(5, 20)
     facts = [f"{people[0]} is {age} years old."]
@@ -200,7 +200,7 @@ def sequence(rng: random.Random, level: int) -> Problem:
 
 
 def liars(rng: random.Random, level: int) -> Problem:
-    """Whether the last of level + 1 people tells the truth; each speaks of the next, the first is known."""
+    """Whether the last of level + 1 people tells the truth; each says it of the next, the first is known."""
     people = rng.sample(NAMES, level + 1)
     honest = rng.random() < 0.5
     facts = [f"{people[0]} always {'tells the truth' if honest else 'lies'}."]
@@ -260,7 +260,7 @@ def generate(family: str, level: int, split: str, count: int) -> list[Problem]:
         problem = make(rng, level)
         if problem.question in seen or is_test(problem.question) != (split == "test"):
             misses[make] += 1
-            if misses[make] == DRAWS_PER_TASK:  # its space is used up; the others go on
+            if misses[make] == DRAWS_PER_TASK:  # its space is used up; the others continue
                 makers.remove(make)
             continue
         seen[problem.question] = problem

@@ -13,10 +13,9 @@ from msgspec import Meta
 
 from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END, tool_calls
 from nanoskyrl.envs.base import Observation, Score, Step, Task
-from nanoskyrl.envs.datasets import data_of, read_tasks
+from nanoskyrl.envs.datasets import TaskSourceConfig
 from nanoskyrl.envs.graders.golds import golds_of
 from nanoskyrl.envs.graders.kinds import ANSWERED, NO_ANSWER, answer_verdict, unanswered
-from nanoskyrl.envs.graders.reading import REASONING
 from nanoskyrl.envs.sandbox.base import Sandbox, choose
 from nanoskyrl.envs.tools import Tool, carry_out_all, offer, replies_to
 from nanoskyrl.envs.worlds.text_math.environment import INSTRUCTION
@@ -26,7 +25,7 @@ from nanoskyrl.envs.worlds.tool_use.python_exec import make_python_exec
 from nanoskyrl.envs.worlds.tool_use.search import Corpus, passages, read_corpus, shipped
 from nanoskyrl.envs.worlds.tool_use.tasks import NEEDS, ToolTask, ToolTaskKind, generated, written
 from nanoskyrl.envs.worlds.tool_use.world import pages
-from nanoskyrl.stages.core.checked import COMMAND, FILE, Checked, PositiveFloat, PositiveInt, Share
+from nanoskyrl.stages.core.checked import COMMAND, FILE, PositiveFloat, Share
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.trajectory import Trajectory
 
@@ -40,7 +39,7 @@ WORLD_KINDS = ("multi_hop", "mixed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolUseConfig(Checked):
+class ToolUseConfig(TaskSourceConfig):
     """Which tools are offered, and which tasks are posed."""
 
     tools: tuple[str, ...] = ()
@@ -49,30 +48,18 @@ class ToolUseConfig(Checked):
     """Tasks posed, taking turns; calculator asks for products, search for a fact."""
     level: Annotated[int, Meta(ge=1, le=MAX_LEVEL)] = 1
     """Higher is harder; search tasks have one level."""
-    n_train: PositiveInt = 8192
-    """Generated training tasks, at most."""
-    n_test: PositiveInt = 1024
-    """Generated held-out tasks, at most."""
     call_weight: Share = 0.1
     """Part of the reward given for calls that are all valid, with at least one; the rest is for the right answer."""
-    data: str | None = field(default=None, metadata=FILE)
-    """A .jsonl or .parquet file of prompts and ground truths, in place of generated tasks."""
-    test_data: str | None = field(default=None, metadata=FILE)
-    """Such a file for split test; None: `data` serves both splits, and nothing is held out."""
     corpus: str | None = field(default=None, metadata=FILE)
     """A .jsonl or .parquet file of title and text, in place of the encyclopedia that ships."""
     sandbox: Sandbox = "auto"
     """Where python_exec runs; auto: the first that works here."""
     python_session: bool = False
-    """Whether a program of python_exec goes on from the names of the one before; only monty can."""
+    """Whether a program of python_exec continues from the names of the one before; only monty can."""
     mcp: tuple[str, ...] = field(default=(), metadata=COMMAND)
     """MCP servers whose tools are offered, too: commands such as "python server.py", or http addresses."""
     mcp_timeout_seconds: PositiveFloat = 60.0
     """For a server's answer to one call; then the attempt fails."""
-    columns: dict[str, str] = field(default_factory=dict)
-    """Columns of the data set by what they hold (prompt, answer, id or kind): { prompt = "frage" }."""
-    reasoning_marks: tuple[tuple[str, str], ...] = REASONING
-    """Pairs of texts between which a policy thinks; nothing there is an answer."""
 
     def check(self) -> None:
         """Refuse pages without the tasks' answers, and sessions in a sandbox that has none."""
@@ -118,9 +105,9 @@ class ToolUse:
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the tasks of `train` or `test`; kinds take turns while they last."""
         self._sessions().tools()  # a server that does not start fails here, before anything is attempted
-        if (data := data_of(split, self.config.data, self.config.test_data)) is not None:
-            return read_tasks(data, split, self.config.columns)
-        count = self.config.n_test if split == "test" else self.config.n_train
+        if (tasks := self.config.read(split)) is not None:
+            return tasks
+        count = self.config.count(split)
         share = -(-count // len(self.config.kinds))
         by_kind = [self._tasks_of(kind, split, share) for kind in self.config.kinds]
         return [tasks[i] for i in range(share) for tasks in by_kind if i < len(tasks)][:count]

@@ -24,7 +24,7 @@ def make_python_exec(
     Args:
         backend: A sandbox of `envs/sandbox/base.py`.
         files: What lies in the directory where programs start.
-        session: Whether a program goes on from the names of the one before; `monty` alone can.
+        session: Whether a program continues from the names of the one before; `monty` alone can.
     """
     kept = PythonSession(LIMITS, files) if session else None
 
@@ -37,7 +37,7 @@ def make_python_exec(
 
 
 def shown(ran: Ran) -> str:
-    """Return what the policy is told of a run.
+    """Return what the policy reads of a run.
 
     Raises:
         ToolError: the program failed; the text says how, with what it had printed until then.

@@ -19,7 +19,7 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait
 from nanoskyrl.stages.engines.vllm.tokens import PATH as TOKENS_PATH
 
 KEEP_ALIVE_SECONDS = 2.0
-"""How long an idle connection is kept. Servers close theirs after 5 seconds unless told otherwise, and a request that
+"""How long an idle connection is kept. Servers close theirs after 5 seconds unless set otherwise, and a request that
 is sent on one that is being closed comes to nothing."""
 TRIES = 4
 """How often a request that changes nothing when it is repeated is made, within about a second."""

@@ -1,7 +1,8 @@
 """Settings of the engine `vllm` and of `skyrl serve`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -64,7 +65,7 @@ class VllmConfig(Checked):
     """No CUDA graphs and no compilation; None: only on a CPU."""
     compile: bool | None = None
     """Compile the model before it serves, which takes a minute and gives a fifth more tokens per second; CUDA graphs
-    are there either way. None: models of more than 1 GiB of weights. `args` that speak of it count."""
+    are there either way. None: models of more than 1 GiB of weights. `args` that set it count."""
     args: tuple[str, ...] = field(default=(), metadata=COMMAND)
     """Further arguments of the server."""
     start_seconds: FinitePositive = field(default=900.0, metadata=PLACE)
@@ -80,6 +81,11 @@ class VllmConfig(Checked):
     we did not start, or that spread a model over GPUs; 0: none."""
     self_test_tolerance: PositiveFloat | None = field(default=None, metadata=PLACE)
     """Largest mean gap in nats of that test; None: 1e-3 in float32, 0.05 in bfloat16."""
+
+    @staticmethod
+    def on_gpus(gpus: Sequence[int]) -> dict[str, Any]:
+        """Return the settings under which it runs on these GPUs, or on the CPU where there is none."""
+        return {"gpus": ",".join(map(str, gpus)) or "cpu"}
 
     def check(self) -> None:
         """Refuse GPUs that have no such names."""

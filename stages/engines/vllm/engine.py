@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nanoskyrl.stages.core.errors import EngineError, SettingsError
-from nanoskyrl.stages.engines.base import AsyncTokenEngine, Generation, Request, SamplingParams
+from nanoskyrl.stages.engines.base import Generation, Request, SamplingParams, ServedEngine
 from nanoskyrl.stages.engines.vllm.client import Lost, Refused, sampling_body
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
 from nanoskyrl.stages.engines.vllm.delivery import PROBE, Counts, Delivery
@@ -30,17 +30,14 @@ BFLOAT16_CANARY = 0.06
 """As `canary_tolerance`, for servers in bfloat16; docs/generation.md has what was seen."""
 
 
-class VllmEngine(AsyncTokenEngine):
+class VllmEngine(ServedEngine):
     """vLLM servers behind one face."""
 
     Config = VllmConfig
-    takes_stop_strings = True
 
     def __init__(self, config: VllmConfig) -> None:
         """Hold nothing until `load`."""
         self.config = config
-        self.place: Path | None = None
-        """The run's directory, where `servers.json` may lie and logs are written."""
         self.capacity = config.alive or 2 * config.max_num_seqs
         self.trajectory_seconds = config.trajectory_seconds
         self.counts = Counts()

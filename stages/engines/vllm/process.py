@@ -1,6 +1,6 @@
 """All that nanoskyrl knows of how a vLLM server is found, started, and started again.
 
-Written for vLLM 0.26 to 0.32. Worked round, each with a test that notices when it is mended upstream:
+Written for vLLM 0.26 to 0.32. Worked round, each with a test that notices when it is fixed upstream:
 
 - CPU: a tied lm_head keeps stale packed weights after a reload (`worker.py` packs it again).
 - CPU: a seeded request whose prefill is chunked crashes the engine; prefills are not chunked there.
@@ -10,7 +10,6 @@ Written for vLLM 0.26 to 0.32. Worked round, each with a test that notices when 
 
 import contextlib
 import ctypes
-import http.client
 import json
 import os
 import secrets
@@ -21,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +33,7 @@ PYTHON = "NANOSKYRL_VLLM_PYTHON"
 """Names a Python that has vLLM, where it is not this one."""
 OLDEST = (0, 26)
 COMPILED_ABOVE = 1 << 30
-"""Bytes of weights from which on a server compiles its model unless told otherwise."""
+"""Bytes of weights from which on a server compiles its model unless set otherwise."""
 SERVER_KEEP_ALIVE_SECONDS = 60
 """How long a server keeps an idle connection: far longer than its clients, who must be the ones to close it."""
 RESTARTS, WITHIN_SECONDS = 5, 1800.0
@@ -176,7 +174,7 @@ def server_arguments(
 
 
 def compiles(model: Path, config: VllmConfig) -> bool:
-    """Say whether a server on a GPU compiles its model: as told, else large ones, for which it pays."""
+    """Say whether a server on a GPU compiles its model: as set, else large ones, for which it pays."""
     if any(word.startswith(("-cc", "--compilation-config", "-O", "--optimization-level")) for word in config.args):
         return True  # which is what vLLM does, unless those say otherwise
     return config.compile if config.compile is not None else weight_bytes(model) > COMPILED_ABOVE
@@ -204,17 +202,8 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def answers(url: str, *, seconds: float) -> bool:
-    """Say whether a server says that it is well."""
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=seconds) as response:
-            return response.status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-
-
 def _die_with_parent() -> None:
-    """In the child: be told to stop when the thread that started it is gone, however it went."""
+    """In the child: be stopped when the thread that started it is gone, however it went."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 

@@ -4,19 +4,22 @@
 finds them there. They begin with the run's newest policy; commands bring them to theirs.
 """
 
+import asyncio
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
-from nanoskyrl.stages.core.errors import EngineError, OutputError
+from nanoskyrl.stages.core.errors import OutputError
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.stopping import told_to_stop
 from nanoskyrl.stages.core.storage import make_directory
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
-from nanoskyrl.stages.engines.vllm.process import ServerProcess, answers
-from nanoskyrl.stages.engines.vllm.servers import SERVERS, ServerFleet, Servers, read_servers, write_servers
+from nanoskyrl.stages.engines.vllm.keeper import ServerKeeper
+from nanoskyrl.stages.engines.vllm.servers import SERVERS, Servers, read_servers, write_servers
 
 LOOK_SECONDS = 0.5
 SILENT_SECONDS = 60.0
@@ -28,13 +31,13 @@ Say = Callable[[str], None]
 def serve(
     run: Run, policy: Path, config: VllmConfig, *, say: Say = lambda text: None, stop: threading.Event | None = None
 ) -> None:
-    """Keep servers up until told to stop: by `stop`, SIGINT or SIGTERM.
+    """Keep servers up until stopped: by `stop`, SIGINT or SIGTERM.
 
     Args:
         run: The run whose `servers.json` is written.
         policy: What they begin with.
         config: The engine's settings.
-        say: Told what happens.
+        say: Called with what happens.
         stop: Ends the serving when it is set.
 
     Raises:
@@ -47,66 +50,55 @@ def serve(
             f"run `{run.root}` is served already, by process {other.keeper}", hint="Stop that one first, with Ctrl-C"
         )
     make_directory(run.root)
-    fleet = ServerFleet.plan(policy, config, run.root / "logs")
-    stop = stop or threading.Event()
+    stop, keeper = stop or threading.Event(), ServerKeeper(config)
+    keeper.plan(policy, run.root / "logs")
     with told_to_stop(stop):
         try:
-            for process in fleet.processes:
-                process.start()
-            for process in fleet.processes:
-                _await(process, stop)
-            if not stop.is_set():
-                say(_summary(_write(file, fleet), policy))
-            _watch(fleet, file, stop, say)
+            asyncio.run(_until(stop, _keep_up(keeper, file, policy, say)))
         finally:
             file.unlink(missing_ok=True)  # before they are gone, so that nobody comes any more
-            fleet.stop()
+            keeper.stop()
 
 
-def _watch(fleet: ServerFleet, file: Path, stop: threading.Event, say: Say) -> None:
-    """Start again what dies or falls silent."""
-    silent: dict[int, float] = {}
-    while not stop.wait(LOOK_SECONDS):
-        for index, process in enumerate(fleet.processes):
-            now = time.monotonic()
-            if process.running and answers(process.url, seconds=10):
-                silent.pop(index, None)
-                continue
-            if process.running and now - silent.setdefault(index, now) < SILENT_SECONDS:
-                continue
-            why = "does not answer" if process.running else process.last_words()
-            process.restart(why)
-            say(f"Server {index} is started again: {why}")
-            silent.pop(index, None)
-            _await(process, stop)
-            if stop.is_set():
-                return
-            _write(file, fleet)
-            say(f"Server {index} is up again: {process.url}")
+async def _until(stop: threading.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Let something work until it ends or the event is set."""
+    task = asyncio.ensure_future(work)
+    while not task.done() and not stop.is_set():
+        await asyncio.wait({task}, timeout=LOOK_SECONDS)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
-def _await(process: ServerProcess, stop: threading.Event) -> None:
-    """Wait until a server answers.
+async def _keep_up(keeper: ServerKeeper, file: Path, policy: Path, say: Say) -> None:
+    """Start the servers, and start again what dies or falls silent."""
+    try:
+        await keeper.start()
+        for server in keeper.servers:
+            await keeper.ready(server)
+        say(_summary(_write(file, keeper), policy))
+        silent: dict[int, float] = {}
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for server in keeper.servers:
+                runs, now = server.process is not None and server.process.running, time.monotonic()
+                if runs and await server.client.healthy():
+                    silent.pop(server.index, None)
+                    continue
+                if runs and now - silent.setdefault(server.index, now) < SILENT_SECONDS:
+                    continue
+                silent.pop(server.index, None)
+                say(f"Server {server.index} is started again: {keeper.replace(server, 'does not answer')}")
+                await keeper.ready(server)
+                _write(file, keeper)
+                say(f"Server {server.index} is up again: {server.client.url}")
+    finally:
+        await keeper.disconnect()
 
-    Raises:
-        EngineError: it ended, or took too long.
-    """
-    while not answers(process.url, seconds=5):
-        if not process.running:
-            raise EngineError(
-                f"the vLLM server ended while starting: {process.last_words()}", hint=f"The log is `{process.log}`"
-            )
-        if time.monotonic() - process.began > process.config.start_seconds:
-            raise EngineError(
-                f"the vLLM server does not answer after {process.config.start_seconds:g} seconds",
-                hint=f"The log is `{process.log}`; `vllm.start_seconds` allows more",
-            )
-        if stop.wait(LOOK_SECONDS):
-            return
 
-
-def _write(file: Path, fleet: ServerFleet) -> Servers:
-    servers = fleet.servers(keeper=os.getpid())
+def _write(file: Path, keeper: ServerKeeper) -> Servers:
+    assert keeper.fleet is not None
+    servers = keeper.fleet.servers(keeper=os.getpid())
     write_servers(file, servers)
     return servers
 

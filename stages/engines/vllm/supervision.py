@@ -1,87 +1,31 @@
-"""The servers of an engine: found or started, waited for, watched while they work, and started again.
+"""The servers of an engine, watched while they work.
 
 A server that does not answer, or no longer holds what it was given, is brought to the
 policy again before anything more is asked of it. One that cannot be is given up.
 """
 
 import asyncio
-import tempfile
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from nanoskyrl.stages.core.errors import EngineError, ProofError
-from nanoskyrl.stages.engines.vllm.client import Client, Lost, Refused, new_session
+from nanoskyrl.stages.engines.vllm.client import Lost, Refused
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
 from nanoskyrl.stages.engines.vllm.delivery import Counts, Delivery, Server
-from nanoskyrl.stages.engines.vllm.servers import SERVERS, ServerFleet, Servers, foreign, read_servers
+from nanoskyrl.stages.engines.vllm.keeper import ServerKeeper, hint_of
 
 BRINGS = 3
 """How often in a row a server is brought to a policy before it counts as failing: twice by a new process."""
 
 
-class Supervisor:
-    """Knows the servers, and keeps them fit to be asked."""
-
-    setup: Servers
-    """What clients have to know; set by `find`."""
+class Supervisor(ServerKeeper):
+    """Keeps servers fit to be asked: each holds the policy."""
 
     def __init__(self, config: VllmConfig, delivery: Delivery, counts: Counts) -> None:
         """Know no server until `find`."""
-        self.config, self.delivery, self.counts = config, delivery, counts
-        self.servers: list[Server] = []
-        self._place: Path | None = None
-        self._fleet: ServerFleet | None = None
+        super().__init__(config)
+        self.delivery, self.counts = delivery, counts
         self._homes: dict[str, Server] = {}
-        self._session: aiohttp.ClientSession | None = None
-
-    @property
-    def living(self) -> list[Server]:
-        """Those that were not given up."""
-        return [server for server in self.servers if server.lost is None]
-
-    def find(self, policy: Path, place: Path | None) -> None:
-        """Find out which servers there are, or decide on some of our own; nothing is started.
-
-        Args:
-            policy: What servers of our own begin with.
-            place: The run's directory, where `servers.json` may lie and logs are written.
-        """
-        self._place, found = place, None
-        if self.config.urls:
-            found = foreign(self.config)
-        elif place is not None:
-            found = read_servers(place / SERVERS)
-        if found is None:
-            logs = place / "logs" if place is not None else Path(tempfile.mkdtemp(prefix="nanoskyrl-logs-"))
-            self._fleet = ServerFleet.plan(policy, self.config, logs)
-            found = self._fleet.servers()
-        self.setup = found
-
-    async def start(self) -> None:
-        """Start those of our own; returns before they answer."""
-        self._session = new_session()
-        processes = self._fleet.processes if self._fleet else [None] * len(self.setup.addresses)
-        for process in filter(None, processes):
-            process.start()
-        for index, (address, process) in enumerate(zip(self.setup.addresses, processes, strict=True)):
-            url = process.url if process else address.url
-            client = Client(url, self.setup.key, self._session, self.config.request_seconds)
-            self.servers.append(Server(index, client, process, self.setup.started_with))
-
-    async def disconnect(self) -> None:
-        """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
-
-    def stop(self) -> None:
-        """Stop those that were started here, and know none any more."""
-        if self._fleet is not None:
-            self._fleet.stop()
-        self.servers, self._session, self._fleet = [], None, None
 
     async def bring_all(self) -> list[dict[str, Any]]:
         """Bring every server to the policy, and return what each proved.
@@ -117,9 +61,10 @@ class Supervisor:
         failed: Exception | None = None
         for _ in range(BRINGS):
             if why is not None:
-                self._replace(server, why)
+                self.replace(server, why)
+                self.counts["restarts"] += server.process is not None
             try:
-                await self._ready(server)
+                await self.ready(server)
                 return await self.delivery.bring(server)
             except EngineError as error:
                 if why is None:  # it never was up, and would not be the next time
@@ -131,54 +76,8 @@ class Supervisor:
                     break
             why = str(failed)
         raise EngineError(
-            f"server {server.client.url} cannot be given the policy: {failed}", hint=_hint(server)
+            f"server {server.client.url} cannot be given the policy: {failed}", hint=hint_of(server)
         ) from failed
-
-    def _replace(self, server: Server, why: str) -> None:
-        """Start a server of ours again; another's is waited for.
-
-        Raises:
-            EngineError: it died too often.
-        """
-        server.era += 1
-        server.sums = None
-        if server.process is not None:
-            server.process.restart(why if server.process.running else server.process.last_words())
-            self.counts["restarts"] += 1
-            server.client.url = server.process.url
-
-    async def _ready(self, server: Server) -> None:
-        """Wait until the server answers.
-
-        Raises:
-            EngineError: it ended, or took too long; with the last words of its log.
-        """
-        deadline = time.monotonic() + self.config.start_seconds
-        while not await server.client.healthy():
-            if server.process is not None and not server.process.running:
-                raise EngineError(
-                    f"the vLLM server ended while starting: {server.process.last_words()}", hint=_hint(server)
-                )
-            if time.monotonic() > deadline:
-                raise EngineError(
-                    f"server {server.client.url} does not answer after {self.config.start_seconds:g} seconds",
-                    hint=_hint(server),
-                )
-            await asyncio.sleep(0.25)
-            self._reread(server)
-
-    def _reread(self, server: Server) -> None:
-        """Look where a server of `skyrl serve` is now: it may have been restarted on another port."""
-        if self._fleet is not None or self.config.urls or self._place is None:
-            return
-        found = read_servers(self._place / SERVERS)
-        if found is None:
-            raise EngineError(
-                f"the servers of run `{self._place}` are no longer kept up",
-                hint="Start `skyrl serve` again, and go on",
-            )
-        if server.index < len(found.addresses):
-            server.client.url, server.client.key = found.addresses[server.index].url, found.key
 
     async def logprobs(self, ids: Sequence[int]) -> list[float]:
         """Return nats of each token but the first from the first server that is left.
@@ -194,7 +93,7 @@ class Supervisor:
             except (Lost, Refused) as error:
                 why = str(error)
             await self.recover(server, era, why, trial)
-        raise EngineError(f"server {server.client.url} gives no log-probs: {why}", hint=_hint(server))
+        raise EngineError(f"server {server.client.url} gives no log-probs: {why}", hint=hint_of(server))
 
     def home(self, group: str) -> Server:
         """Return the server of a group: the one it had, else the least busy.
@@ -276,8 +175,3 @@ async def _holds(server: Server) -> bool:
     """Say whether a server that answers holds the weights that it was given, and was given none since."""
     state = (await server.client.worker("skyrl_state", seconds=60))[0]
     return (state["digest"], state["loads"]) == (server.digest, server.loads)
-
-
-def _hint(server: Server) -> str:
-    log = server.process.log if server.process is not None else None
-    return f"The whole log is `{log}`" if log else "Look at the server's log"

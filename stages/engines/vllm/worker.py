@@ -2,7 +2,7 @@
 side only its sums are used.
 
 The worker keeps the digest of the policy it holds, counts what was loaded, and sums the bits of its weights; on a
-CPU it also mends what vLLM leaves stale after a reload. The middleware asks for the key on every path: vLLM's own
+CPU it also fixes what vLLM leaves stale after a reload. The middleware asks for the key on every path: vLLM's own
 asks only below /v1, and the paths that change weights lie elsewhere.
 """
 
@@ -105,7 +105,7 @@ class Extension:
 
         Args:
             path: A whole model, in Hugging Face format.
-            digest: Of the policy; None is held while this goes on.
+            digest: Of the policy; None is held meanwhile.
         """
         self._skyrl_digest = None
         self.reload_weights(weights_path=path)  # type: ignore[attr-defined]

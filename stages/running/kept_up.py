@@ -1,0 +1,67 @@
+"""What is dear to start and stays up from stage to stage: engines, the learner, and its models of `advantage`."""
+
+import gc
+from pathlib import Path
+from typing import Any
+
+from nanoskyrl.stages.core.config import Settings, plugin_config, stage_config
+from nanoskyrl.stages.engines.base import Engine, face_of, make_engine
+
+
+class KeptUp:
+    """Engines and learner of one run, made when they are first asked for."""
+
+    def __init__(self, place: Path, settings: Settings, *, keep_up: bool) -> None:
+        """Start nothing.
+
+        Args:
+            place: The run's directory.
+            settings: Of the run.
+            keep_up: Keep them; else each stage makes its own, but for engines that are served.
+        """
+        self.place, self.settings, self.keep_up = place, settings, keep_up
+        self._engines: dict[str, Engine] = {}
+        self._learner: Any = None
+        self._passes: Any = None
+
+    def engine(self, name: str, settings: Settings | None = None) -> Engine | None:
+        """Return the engine that stays up; one of its own where the settings of an evaluation are others."""
+        if not (self.keep_up or face_of(name).is_served):
+            return None
+        config = plugin_config(settings or self.settings, "engine", name)
+        key = name if config == plugin_config(self.settings, "engine", name) else f"{name} of evaluations"
+        if key not in self._engines:
+            self._engines[key] = make_engine(name, config)
+            self._engines[key].place = self.place
+        return self._engines[key]
+
+    def learner(self) -> Any:
+        """Return the learner that stays up, or one for this call."""
+        from nanoskyrl.stages.learning.recipe import recipe_of
+
+        learner = self._learner or recipe_of(stage_config(self.settings, "train"), self.settings).learner()
+        self._learner = learner if self.keep_up else None
+        return learner
+
+    def passes(self) -> Any:
+        """Return the models of `advantage`, with the settings of training; they stay up if anything does."""
+        from nanoskyrl.stages.learning.model_columns import Passes
+
+        # On the learner that trains: it holds the policy that training starts from already.
+        passes = self._passes or Passes(self.learner())
+        self._passes = passes if self.keep_up else None
+        return passes
+
+    def release_learner(self) -> None:
+        """Let go of the model that trains: what it holds lies on disk."""
+        self._learner = self._passes = None
+        gc.collect()
+        import torch
+
+        torch.cuda.empty_cache()
+
+    def close(self) -> None:
+        """Stop what the engines started."""
+        for engine in self._engines.values():
+            engine.close()
+        self._engines.clear()
