@@ -177,7 +177,7 @@ class Learner:
             alone = check_padding(self.model)
             self.packed = self.config.packing and prepare_packing(self.model, alone)
             self.shares = (
-                self.packed and self.config.share_prefixes and not self.config.lora_dropout and (can_share(self.model))
+                self.packed and self.config.share_prefixes and not self.config.lora_dropout and can_share(self.model)
             )
         lora = LoraSettings(
             rank=self.config.lora_rank, alpha=self.config.lora_alpha, targets=self.config.lora_targets,
