@@ -12,7 +12,7 @@
     python benchmarks/train_gpu.py step --only "qlora|8bit"   # the same with weights in 4 bits; with moments in 8
     python benchmarks/train_gpu.py save        # what is written after a step; --shape 90m suits a CPU
     python benchmarks/train_gpu.py profile     # where the time goes, by kernel
-    python benchmarks/train_gpu.py prefix      # rows that begin alike: computed once, packed as they are, and TRL
+    python benchmarks/train_gpu.py prefix      # shared prefixes: computed once, packed as they are, and TRL
 
 One JSON line a figure on stdout. The model has Qwen2.5-1.5B's shape and random weights in bfloat16; the batch is 8 rows
 of 256 prompt tokens and 256 to 1,024 completion tokens, every completion token trained. `tokens_per_second` counts real
@@ -470,7 +470,7 @@ TINY_PREFIXES: dict[str, Callable[[str], Batch]] = {
 
 
 def prefixes(policy: Path, shape: str, compiled: list[bool], only: str | None, budget: int = 16384) -> None:
-    """Measure passes over rows that begin alike, one model for all: computed once, and as they are; then TRL."""
+    """Measure passes over rows with shared prefixes, one model for all: computed once, and as they are; then TRL."""
     batches = {name: make(shape) for name, make in (PREFIXES if CUDA else TINY_PREFIXES).items()}
     if only is not None:
         batches = {name: batch for name, batch in batches.items() if re.search(only, name)}

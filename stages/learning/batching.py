@@ -239,7 +239,7 @@ def collate_all(
         max_tokens: Of one micro-batch.
         device: Where tensors go.
         packed: Whether padding is not computed, and does not count.
-        shares: Whether tokens that rows begin with alike are computed once, where that saves time.
+        shares: Whether prefixes that rows share are computed once, where that saves time.
         world: All processes; each yields as many. None stands for a pass with nothing to do.
     """
     tree = prefix_tree(sequences.take(rows).token_ids) if packed and shares else None

@@ -109,7 +109,7 @@ class Learner:
         self.device = device_of(pick_device(config.device))
         self.model: Any = None
         self.packed = self.shares = False
-        """Whether rows are laid end to end, and whether what they begin with alike is computed once."""
+        """Whether rows are laid end to end, and whether prefixes that they share are computed once."""
         self.strategy: PlainStrategy | DeepSpeedStrategy = PlainStrategy()
         """Steps the weights."""
         self.parameters = 0

@@ -1,8 +1,8 @@
 """Rows of unlike length laid end to end, so that no layer computes padding.
 
 A packed batch is one long row. Attention sees where each row begins and ends, so it is
-block-diagonal; everything else of a decoder works token by token. Rows that begin alike lie
-there once as far as they are alike (`prefix_tree.py`). Models whose layers mix tokens in
+block-diagonal; everything else of a decoder works token by token. A prefix that rows
+share lies there once (`prefix_tree.py`). Models whose layers mix tokens in
 another way are run padded: their config says so, or a few packed rows that differ from rows
 alone.
 """
@@ -84,7 +84,7 @@ class Pack:
     positions: Tensor
     """[1, N] position of each token in its own row."""
     index: Tensor
-    """[B, T] place of each token among the N, several rows' in one where they begin alike; 0 for padding."""
+    """[B, T] place of each token among the N, one for all rows that share it; 0 for padding."""
     before: Tensor
     """[N] place of the token before each in its row; a row's first token has itself there."""
     rows: dict[str, Any]
@@ -255,7 +255,7 @@ def _packed_agree(base: Any, alone: RowsAlone) -> bool:
 
 
 def can_share(model: Any) -> bool:
-    """Say whether rows that begin alike, computed once as far as they do, have the states of rows packed as they are.
+    """Say whether rows whose shared prefixes are computed once have the states of rows packed as they are.
 
     If they have not, one line says so.
 
@@ -270,7 +270,7 @@ def can_share(model: Any) -> bool:
         return [(7 + seed + 13 * place) % max(1, size - 1) for place in range(count)]
 
     whole = ids_of(0, most)
-    # One that differs late, one that differs early, one that goes on where another ends.
+    # One that differs late, one that differs early, one that is the beginning of another.
     made = [whole[:-3] + ids_of(5, 3), whole[: most // 3] + ids_of(3, most // 2), whole[: -most // 4], whole]
     tree = prefix_tree([np.asarray(row) for row in made])
     rows = [torch.tensor(made[row], device=base.device) for row in tree.order]

@@ -1,4 +1,4 @@
-"""Rows that begin alike, computed once as far as they do: the numbers of rows packed as they are."""
+"""Prefixes that rows share, computed once: the numbers of rows packed as they are."""
 
 import warnings
 from dataclasses import replace
@@ -52,13 +52,13 @@ def sequences_of(prompts, responses, masks=None, seed=0):
 
 @st.composite
 def trees(draw):
-    """Rows of a tree: each begins with a stretch of one before it, and of few kinds of tokens others are alike, too."""
+    """Rows of a tree: each begins with a stretch of one before it, and where tokens are of few kinds others share, too."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     kinds = draw(st.sampled_from([2, 50]))
     made = [random.integers(1, 1 + kinds, draw(st.integers(2, 24)))]
     for _ in range(draw(st.integers(0, 9))):
         of = made[draw(st.integers(0, len(made) - 1))]
-        taken = draw(st.integers(0, len(of)))  # 0: a tree of its own; all: one that goes on, or the same row again
+        taken = draw(st.integers(0, len(of)))  # 0: a tree of its own; all: a longer one, or the same row again
         row = np.concatenate([of[:taken], random.integers(1, 1 + kinds, draw(st.integers(0, 10)))])
         made.append(row if len(row) > 1 else np.concatenate([row, [3, 3]]))
     starts = [draw(st.integers(0, len(row) - 1)) for row in made]
