@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from nanoskyrl.stages.core.errors import EXIT_SHORT
 from nanoskyrl_cli.options import (
     AlgoOption,
     ConfigOption,
@@ -81,4 +82,5 @@ def advantage(
             source=path(scored), output=path(out), policy=start, reference=frozen, previous=path(previous), force=force
         )
     learnable = outcome.manifest.rows_out > sum(outcome.manifest.dropped.values())
-    return finish(outcome, session, "advantage" if learnable else None, as_json)
+    code = finish(outcome, session, "advantage" if learnable else None, as_json)
+    return code if learnable else EXIT_SHORT

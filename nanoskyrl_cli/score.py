@@ -1,14 +1,11 @@
 """`skyrl score`."""
 
-from typing import Annotated
-
-import typer
-
 from nanoskyrl_cli.options import (
     ConfigOption,
     ForceOption,
     JsonOption,
     OutOption,
+    RewardOption,
     RunOption,
     SetOption,
     SourceArgument,
@@ -21,12 +18,7 @@ from nanoskyrl_cli.options import (
 
 def score(
     rollout: SourceArgument = None,
-    reward: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="`env`, `judge` or module:function, with =weight if not 1; may be repeated.", show_default=False
-        ),
-    ] = None,
+    reward: RewardOption = None,
     run: RunOption = None,
     out: OutOption = None,
     config: ConfigOption = None,

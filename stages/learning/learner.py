@@ -39,7 +39,7 @@ from nanoskyrl.stages.models.device import pick_device, pick_dtype
 from nanoskyrl.stages.models.kv_cache import without_wrapper
 from nanoskyrl.stages.models.loading import load_model
 from nanoskyrl.stages.models.logprobs import LogprobHead, TokenStatistics, sequence_logprobs
-from nanoskyrl.stages.models.packing import Pack, Work, can_share, check_padding, prepare_packing
+from nanoskyrl.stages.models.packing import Pack, Workload, can_share, check_padding, prepare_packing
 from nanoskyrl.stages.models.policy import (
     PolicyInfo,
     count_parameters,
@@ -241,7 +241,7 @@ class Learner:
             sequences, rows, max_tokens, self.device, packed=self.packed, shares=self.shares, world=self.world
         )
 
-    def mfu(self, work: Work, seconds: float) -> float | None:
+    def mfu(self, work: Workload, seconds: float) -> float | None:
         """Return the share of all devices' arithmetic that so much work used; None where it is unknown."""
         if not self.device.startswith("cuda") or (peak := device_peak(torch.cuda.get_device_name(self.device))) is None:
             return None

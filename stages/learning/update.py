@@ -14,7 +14,7 @@ from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.objective import Objective, Terms
 from nanoskyrl.stages.learning.process_group import ProcessGroup
 from nanoskyrl.stages.learning.stepping import StepResult
-from nanoskyrl.stages.models.packing import Work, work_of
+from nanoskyrl.stages.models.packing import Workload, work_of
 
 DIAGNOSTICS = pa.schema(
     [
@@ -76,7 +76,7 @@ class Update:
         self._sums, self._gap = _Sums(), _Sums()
         self._steps_taken = 0
         self._lengths = self.sequences.lengths
-        self.work = Work()
+        self.work = Workload()
         """Of all passes."""
         self._largest_ratio = 0.0
         self._losses: dict[str, float] = {}
@@ -142,7 +142,7 @@ class Update:
             return
         for sums in (self._sums, self._gap):
             sums.merge(world.gather((sums.tokens, sums.values)))
-        self.work = sum(world.gather(self.work), Work())
+        self.work = sum(world.gather(self.work), Workload())
         self._largest_ratio = max(world.gather(self._largest_ratio))
         losses = world.gather(self._losses)
         self._losses = {name: sum(of[name] for of in losses if name in of) for of in losses for name in of}

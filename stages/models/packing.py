@@ -50,7 +50,7 @@ CHECKED = 192
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Workload:
     """What a pass over some rows computes."""
 
     tokens: int = 0
@@ -65,14 +65,14 @@ class Work:
         """Share of the tokens that are computed for another row."""
         return 1 - self.computed / self.tokens if self.tokens else 0.0
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(self.tokens + other.tokens, self.computed + other.computed, self.pairs + other.pairs)
+    def __add__(self, other: "Workload") -> "Workload":
+        return Workload(self.tokens + other.tokens, self.computed + other.computed, self.pairs + other.pairs)
 
 
-def work_of(lengths: Sequence[int], shared: Sequence[int] | None = None) -> Work:
+def work_of(lengths: Sequence[int], shared: Sequence[int] | None = None) -> Workload:
     """Return what rows of so many tokens compute, of which so many are computed for another row."""
     n, s = np.asarray(lengths, np.int64), np.asarray(shared or 0, np.int64)
-    return Work(int(n.sum()), int((n - s).sum()), int((n * (n + 1) - s * (s + 1)).sum()) // 2)
+    return Workload(int(n.sum()), int((n - s).sum()), int((n * (n + 1) - s * (s + 1)).sum()) // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Pack:
     """[N] place of the token before each in its row; a row's first token has itself there."""
     rows: dict[str, Any]
     """What attention takes of the rows, by name."""
-    work: Work
+    work: Workload
 
     @property
     def shares(self) -> bool:

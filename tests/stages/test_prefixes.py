@@ -52,7 +52,7 @@ def sequences_of(prompts, responses, masks=None, seed=0):
 
 @st.composite
 def trees(draw):
-    """Rows of a tree: each begins with a stretch of one before it, and where tokens are of few kinds others share, too."""
+    """Rows of a tree: each begins with a stretch of one before it, of few kinds of tokens or many."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     kinds = draw(st.sampled_from([2, 50]))
     made = [random.integers(1, 1 + kinds, draw(st.integers(2, 24)))]
