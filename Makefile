@@ -45,6 +45,7 @@ slow: $(VENV)/.nanoskyrl-dev
 faults: $(VENV)/.nanoskyrl-dev
 	$(BIN)/python -m pytest -n 0 -m "slow or not slow" tests/faults
 	$(BIN)/python tests/faults/campaign.py $(FAULTS) $(KILLS)
+	$(BIN)/python tests/faults/lost_callers.py
 	$(BIN)/python tests/faults/fuzz.py 100000
 	$(BIN)/python tests/faults/soak.py 20
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Three steps, an evaluation and an export, as cron runs them: without a terminal, from any folder, with nothing in the
-# environment but PATH. It needs jq. Called again, it goes on with the next three steps of the run.
+# environment but PATH. It needs jq. Called again, it makes the next three steps of the run.
 # Usage: examples/cron.sh PYTHON RUN [flags of `skyrl init`]
 set -euo pipefail
 python=${1:?name the Python that nanoskyrl is installed for}

@@ -1,6 +1,6 @@
 """Ways to make a run false: each changes a copy of an honest run and says what has to be named.
 
-A forger who knows the format also mends digests and seals: `forge` and `mend_parts` do so for one output, `relink` for
+A forger who knows the format also fixes digests and seals: `forge` and `fix_parts` do so for one output, `relink` for
 all that were made from it.
 """
 
@@ -19,7 +19,7 @@ from nanoskyrl.stages.core.pipeline import OURS, STAGES
 from nanoskyrl.stages.core.runs import Run
 
 Way = Callable[[Path, Path, random.Random], str]
-"""Changes the first run, may take from the second, and returns words that have to stand in what is broken."""
+"""Changes the first run, may take from the second, and returns words that must be in what is broken."""
 
 
 def write(folder: Path, manifest: Manifest) -> None:
@@ -41,7 +41,7 @@ def forge(folder: Path, **changes) -> None:
     write(folder, read_manifest(folder))
 
 
-def mend_parts(folder: Path) -> None:
+def fix_parts(folder: Path) -> None:
     """Let a manifest name the parts and files as they are now."""
     forge(
         folder,
@@ -70,7 +70,7 @@ def relink(run: Path, first: int = 0) -> None:
 
 def edit_part(folder: Path, change: Callable[[pa.Table], pa.Table], name: str = "part-00000.parquet") -> None:
     replace_file(folder / name, _parquet(change(pq.read_table(folder / name))))
-    mend_parts(folder)
+    fix_parts(folder)
 
 
 def _parquet(table: pa.Table) -> bytes:
@@ -141,7 +141,7 @@ def forged(place: str, *, linked: bool = False, **changes) -> Way:
 
 
 def rewritten(place: str, change: Callable[[pa.Table], pa.Table]) -> Way:
-    """Change the rows of an output, and mend its digests and all links."""
+    """Change the rows of an output, and fix its digests and all links."""
 
     def way(run: Path, other: Path, draw: random.Random) -> str:
         edit_part(run / place, change)
@@ -155,7 +155,7 @@ def summary_forged(run: Path, other: Path, draw: random.Random) -> str:
     place = run / "evals/00000002/text_math"
     numbers = json.loads((place / "_summary.json").read_text())
     replace_file(place / "_summary.json", json.dumps(numbers | {"success": 0.99}).encode())
-    mend_parts(place)
+    fix_parts(place)
     return "evals/00000002/text_math: success is 0.99"
 
 
@@ -175,7 +175,7 @@ def policy_of_another_parent(run: Path, other: Path, draw: random.Random) -> str
     for place in (run / "step-000001/train/policy", run / "policies/00000002"):
         info = json.loads((place / "policy.json").read_text())
         replace_file(place / "policy.json", (json.dumps(info | {"parent": "0" * 64}, sort_keys=True) + "\n").encode())
-    mend_parts(run / "step-000001/train")
+    fix_parts(run / "step-000001/train")
     relink(run)
     return "names another parent"
 
@@ -258,7 +258,7 @@ WAYS: dict[str, Way] = {
     "rows left out": forged(f"{ONE}/advantage", dropped={"overlong": 1}, linked=True),
     "rows that were too old": forged(f"{TWO}/train", facts=facts(stale_rows=3), linked=True),
     "the policy that training started from": forged(f"{TWO}/train", policy="0" * 64, linked=True),
-    "the optimizer that training went on from": forged(f"{TWO}/train", inputs=facts(state="0" * 64)),
+    "the optimizer that training continued from": forged(f"{TWO}/train", inputs=facts(state="0" * 64)),
     "the policy that was sampled from": forged(f"{TWO}/rollout", policy="0" * 64, linked=True),
     "the step of a rollout": forged(
         f"{TWO}/rollout", settings=lambda s: s | {"rollout": s["rollout"] | {"step": 7}}, linked=True

@@ -18,6 +18,8 @@ TINY = merge(
 )
 
 
+@pytest.mark.slow  # seventeen processes, most of which load torch
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(shutil.which("jq") is None, reason="no jq here")
 def test_the_script_runs_with_the_environment_of_cron_from_another_folder(tmp_path):
     run = tmp_path / "a run"
@@ -51,7 +53,7 @@ def run(tmp_path_factory):
 def test_loop_takes_the_main_flags_of_its_stages_and_tells_its_numbers(run):
     told = json.loads((run / "told.json").read_text())
     assert told["output"] == str(run)
-    assert told["numbers"]["steps"]["0"]["train"]["lr"] == 1e-3
+    assert told["numbers"]["steps"]["0"]["train"]["train/lr"] == 1e-3
     settings = {one["name"]: one["value"] for one in json.loads(skyrl_here("settings", run, "--json").stdout)}
     assert settings["rollout.temperature"] == 0.9
     assert settings["score.rewards"] == {"env": 2.0}

@@ -1,4 +1,4 @@
-"""A run in somebody else's hands: files that those may read who may read the folder, and a loop that goes on there."""
+"""A run in somebody else's hands: files readable by those who may read the folder, and a loop that continues there."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ from nanoskyrl.stages.running.loop import loop
 
 PPO = {"train": {"algo": "ppo"}}
 OTHER = 65534
-"""The user nobody, as whom the run goes on."""
+"""The user nobody, as whom the run continues."""
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,9 @@ def test_files_and_folders_follow_the_umask(run):
     assert not odd
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_copies_a_run_and_goes_on(run):
+def test_another_user_copies_a_run_and_resumes_it(run):
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="nanoskyrl-handed-") as folder:
         place = Path(folder)
         shutil.copytree(run, place / "theirs")
@@ -59,14 +60,14 @@ def test_another_user_copies_a_run_and_goes_on(run):
         copied = as_other("cp", "-r", str(place / "theirs"), str(place / "ours" / "run"))
         assert copied.returncode == 0, copied.stderr
         loop_on = ("-m", "nanoskyrl_cli", "loop", "--run", str(place / "ours" / "run"), "--steps", "2")
-        # Where Python lies in a folder of ours alone, it is us who go on in what they copied.
+        # Where Python lies in a folder of ours alone, we continue in what they copied.
         runs = as_other("test", "-x", os.path.realpath(sys.executable)).returncode == 0
-        went_on = (
+        resumed = (
             as_other(sys.executable, *loop_on)
             if runs
             else subprocess.run([sys.executable, *loop_on], capture_output=True, text=True, check=False)
         )
-        assert went_on.returncode == 0, went_on.stderr
+        assert resumed.returncode == 0, resumed.stderr
         found = verify(place / "ours" / "run")
         assert (found.broken, found.unfinished) == ([], [])
         assert Run(place / "ours" / "run").policies() == [0, 1, 2]

@@ -56,7 +56,7 @@ def forced(root):
 
 def set_between(root):
     loop(Run(root), steps(1))
-    change_settings(Run(root), {"advantage": {"estimator": "rloo"}, "rollout": {"temperature": 0.8}})
+    change_settings(Run(root), {"train": {"lr": 1e-3}, "rollout": {"temperature": 0.8}})
     loop(Run(root), merge(kept_settings(Run(root)), {"loop": {"steps": 2}}), force=True)
     return root
 
@@ -127,7 +127,7 @@ HONEST = {
     "code upgraded": upgraded,
     "resumed": resumed,
     "forced": forced,
-    "moved, and gone on with": moved,
+    "moved, and resumed": moved,
     "copied": copied,
     "more lag than steps": settled(run={"lag": 3}),
     "rewards whose code changed": rewards_changed,

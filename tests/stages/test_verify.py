@@ -50,3 +50,14 @@ def test_what_was_made_false_is_found_and_named(honest, other, tmp_path, way):
     named = WAYS[way](run, other, random.Random(way))
     broken = verify(run).broken
     assert [line for line in broken if named in line], broken or "nothing is broken"
+
+
+def test_a_loop_that_was_killed_in_its_last_evaluation_makes_it_when_it_is_called_again(honest, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(honest, run)
+    place = run / "evals" / "00000002" / "text_math"
+    before = (place / "_manifest.json").read_bytes()
+    shutil.rmtree(place)
+    loop(Run(run), SETTINGS)
+    assert (place / "_manifest.json").read_bytes() == before
+    assert verify(run).holds

@@ -17,6 +17,21 @@ ONE = {
     "by unpacking": "import zlib\nx = zlib.decompress(zlib.compress(bytes(600 << 20)))\n",
     "in an array": "import array\nx = array.array('q', bytes(8)) * (600 << 17)\n",
     "in a number": "x = 1 << (600 << 23)\nx += 1\n",
+    "by a width": "x = f\"{'':>{600 << 20}}\"\n",
+    "by filling with zeros": "x = '1'.zfill(600 << 20)\n",
+    "by putting text in": "x = ('a' * 24000).replace('a', 'b' * 27000)\n",
+    "by joining": "x = ('b' * 27000).join('a' * 24000)\n",
+    "in bytes": "x = b'x' * (600 << 20)\n",
+    "in a table": "x = {i: str(i) for i in range(6_000_000)}\n",
+    "in a set": "x = {str(i) for i in range(5_000_000)}\n",
+    "in a queue": "import collections\nx = collections.deque(range(20_000_000))\n",
+    "in JSON": "import json\nx = json.dumps(['x' * (1 << 20)] * 620)\n",
+    "by a percent sign": "x = '%629145600d' % 1\n",
+    "in calls": "def f(n):\n    x = 'x' * (1 << 20) + str(n)\n    return f(n - 1) if n else time.sleep(1)\nf(620)\n",
+    "by slices": "y = list(range(1 << 17))\nx = [y[:] for _ in range(620)]\n",
+    "in permutations": "import itertools\nx = list(itertools.permutations(range(10)))\n",
+    "in pairs": "x = list(zip(range(9_000_000), range(9_000_000)))\n",
+    "by a checksum": "import hashlib\nhashlib.scrypt(b'x', salt=b'y', n=1 << 19, r=8, p=1, maxmem=1 << 30)\n",
     "in threads": (
         "import threading\nthreading.stack_size(200 << 20)\nts = [threading.Thread(target=time.sleep, args=(2,)) for _ in range(8)]\n"
         "for t in ts: t.start()\n"

@@ -19,7 +19,7 @@ WORDS_AT_ONCE = 1 << 20
 RECORD = "_skyrl_packed"
 """Sums of the weight that a layer's packed copy was made from, on the layer."""
 EXPERTS = "_skyrl_experts"
-"""On a layer of experts whose weights were packed in place: what packs them, and by name their sums before and after."""
+"""On a layer of experts that were packed in place: what packs them, and by name their sums before and after."""
 
 
 def bit_sums(tensor: torch.Tensor) -> list[int]:
@@ -180,7 +180,7 @@ class Extension:
         return self.model_runner.get_model()  # type: ignore[attr-defined]
 
     def _skyrl_rebuild(self) -> int:
-        """Pack again what a reload left unpacked, or packed from the old weights: on a CPU, experts and a tied lm_head."""
+        """Pack again what a reload left unpacked or packed from old weights: on a CPU, experts and a tied lm_head."""
         if not os.environ.get("SKYRL_VLLM_CPU"):
             return 0
         utils = importlib.import_module("vllm.model_executor.layers.utils")

@@ -245,7 +245,7 @@ class RunChain:
         if step:
             before = self.run.stage(step - 1, "train")
             same = manifest.inputs.get("state") == self.digest(step - 1, "train")
-            self._expect(same, f"{folder}: its optimizer did not go on from {before}")
+            self._expect(same, f"{folder}: its optimizer did not continue from {before}")
         self._check_trained_policy(folder, manifest)
         sources, given_by = self.sources_of(manifest), parent_of(manifest)
         strangers = [name for name, source in sources.items() if source is None and name != given_by]

@@ -1,4 +1,4 @@
-"""One output against its own manifest: every file, every row that a number speaks of, and the manifest itself."""
+"""One output against its own manifest: every file, every row that a number counts, and the manifest itself."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -95,7 +95,7 @@ def read_rows(folder: Path, manifest: Manifest, findings: Findings) -> pa.Table 
             if columns in COUNTS:
                 check(table, columns)
         except InputError as error:
-            if path.is_file() and findings.digest(path) == part.digest:  # another is told of already
+            if path.is_file() and findings.digest(path) == part.digest:  # another digest is named already
                 findings.broken.append(f"{path}: {error}")
             return None
         rows = table.num_rows
