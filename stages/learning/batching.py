@@ -203,7 +203,9 @@ def collate(
                 per_token[place, index, start:length] = np.where(sampled, values, 0)
     tensors = torch.from_numpy(per_token[:, :, 1:]).to(device)
     pack = pack_of(lengths, shape[1], device, shared) if packed else None
-    return MicroBatch(rows, torch.from_numpy(ids).to(device), torch.from_numpy(attention).to(device), *tensors, pack)
+    return MicroBatch(
+        rows, torch.from_numpy(ids).to(device), torch.from_numpy(attention).to(device), *tensors, pack=pack
+    )
 
 
 def idle_batch(device: str, *, packed: bool = False) -> MicroBatch:
@@ -212,7 +214,7 @@ def idle_batch(device: str, *, packed: bool = False) -> MicroBatch:
     nothing = torch.zeros(1, 1, device=device)
     tensors = [nothing] * (2 + len(PER_TOKEN))
     pack = pack_of([2], 2, device) if packed else None
-    return MicroBatch([], ids, torch.ones_like(ids), torch.ones_like(nothing), *tensors, pack)
+    return MicroBatch([], ids, torch.ones_like(ids), torch.ones_like(nothing), *tensors, pack=pack)
 
 
 def response_part(sequences: Sequences, row: int, line: np.ndarray) -> np.ndarray:
