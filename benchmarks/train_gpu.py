@@ -13,11 +13,17 @@
     python benchmarks/train_gpu.py save        # what is written after a step; --shape 90m suits a CPU
     python benchmarks/train_gpu.py profile     # where the time goes, by kernel
     python benchmarks/train_gpu.py small --shape 135m   # a step of a small model: the host's part, launches, writing
+    python benchmarks/train_gpu.py prefix      # shared prefixes: computed once, packed as they are, and TRL
 
 One JSON line a figure on stdout. The model has Qwen2.5-1.5B's shape and random weights in bfloat16; the batch is 8 rows
 of 256 prompt tokens and 256 to 1,024 completion tokens, every completion token trained. `tokens_per_second` counts real
 tokens, prompt and completion, never padding. `weights_and_activations_gib` is the peak of a pass whose gradients are
 freed as they come, less what an optimizer holds; `peak_gib` is the peak of a pass that keeps them, all counted.
+`prefix` has batches of its own, in micro-batches of 16,384 tokens: groups of 16 rows with prompts of 700, 2,048 and
+130 tokens and completions of 100, 256 and 20, groups of 8 with 256 and 640, and step-wise rows of 8 turns of 500 tokens
+each after a prompt of 1,000. Its ratios are of tokens of rows as given, per second; `of_token_ratio` is how much of
+what is not computed shows in the time; `activations_gib` is the peak less what was in use before, with gradients freed
+as they come. `agreement` is how far log-probs and gradients lie from plain packing's, beside those of another kernel.
 `--shape tiny` tries the script on a CPU: those figures mean nothing. `--only PATTERN` runs the variants whose names
 have it.
 """
@@ -32,6 +38,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +53,10 @@ from nanoskyrl.stages.learning.objective import Objective
 from nanoskyrl.stages.learning.train_config import OptimizerConfig, TrainConfig
 from nanoskyrl.stages.learning.update import Update
 from nanoskyrl.stages.looking.footprint import training_memory
-from nanoskyrl.stages.models import logprobs
+from nanoskyrl.stages.models import logprobs, packing
+from nanoskyrl.stages.models.packing import work_of
 from nanoskyrl.stages.models.policy import STARTER_DIRECTORY, policy_files
+from nanoskyrl.stages.models.prefix_tree import prefix_tree
 from nanoskyrl.stages.models.throughput import device_peak, training_flops
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -72,7 +81,9 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }  # fmt: skip
-SUBCOMMANDS = ("full", "lora", "qlora", "long", "ablation", "fill", "head", "step", "save", "profile", "small")
+SUBCOMMANDS = (
+    "full", "lora", "qlora", "long", "ablation", "fill", "head", "step", "save", "profile", "small", "prefix",
+)  # fmt: skip
 GIB = 1 << 30
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -119,6 +130,29 @@ def made_up(shape: str, rows: int, prompt: int, least: int, most: int, *, as_sai
     lengths = np.linspace(least, most, rows).round().astype(int)  # ragged, and the same total for every seed
     return Batch(
         [ids(prompt) for _ in lengths], [ids(n) for n in random.permutation(lengths)], random.normal(size=rows).tolist()
+    )
+
+
+def groups_of(shape: str, count: int, size: int, prompt: int, completion: int) -> Batch:
+    """Return groups that share their prompts."""
+    random, vocabulary = np.random.default_rng(0), SHAPES[shape]["vocab_size"]
+    prompts = [random.integers(0, vocabulary, prompt).astype(np.int32) for _ in range(count)]
+    return Batch(
+        [prompt for prompt in prompts for _ in range(size)],
+        [random.integers(0, vocabulary, completion).astype(np.int32) for _ in range(count * size)],
+        random.normal(size=count * size).tolist(),
+    )
+
+
+def step_wise(shape: str, count: int, steps: int, prompt: int, new: int) -> Batch:
+    """Return rows of which each repeats the turns before it."""
+    random, vocabulary = np.random.default_rng(0), SHAPES[shape]["vocab_size"]
+    whole = [random.integers(0, vocabulary, prompt + steps * new).astype(np.int32) for _ in range(count)]
+    starts = [prompt + step * new for step in range(steps)]
+    return Batch(
+        [row[:start] for row in whole for start in starts],
+        [row[start : start + new] for row in whole for start in starts],
+        random.normal(size=count * steps).tolist(),
     )
 
 
@@ -234,7 +268,8 @@ def measure(
     }  # fmt: skip
     name = torch.cuda.get_device_name() if CUDA else "CPU"
     count = count or sum(p.numel() for name_, p in model.named_parameters() if "lora_" not in name_)
-    flops = training_flops(count, model.config.get_text_config(), batch.lengths, lora=lora)
+    work = work_of(batch.lengths)
+    flops = training_flops(count, model.config.get_text_config(), work.computed, work.pairs, lora=lora)
     figure["tflops"] = round(flops / seconds / 1e12, 1)
     if (limit := device_peak(name)) is not None:
         figure["mfu"] = round(flops / seconds / limit, 3)
@@ -351,20 +386,32 @@ def plain_batched(policy: Path, shape: str, what: str, *, rank: int = 0) -> None
 
 
 def trl(policy: Path, batch: Batch, what: str, *, rank: int = 0, checkpointing: bool = True) -> None:
-    """Measure the loss and backward pass of TRL's GRPO trainer, padded as it pads.
+    """Measure the loss and backward pass of TRL's GRPO trainer, padded as it pads."""
+    clear()
+    variant = "trl" if checkpointing else "trl, nothing computed again"
+    try:
+        run, trained, version = trl_pass(policy, batch, len(batch.prompts), rank=rank, checkpointing=checkpointing)
+    except ImportError as error:
+        print(json.dumps({"what": what, "variant": variant, "left_out": str(error)}), flush=True)
+        return
+    forget = partial(trained.zero_grad, set_to_none=True)
+    measure(what, variant, batch, run, forget, trained, lora=bool(rank), version=version)
+
+
+def trl_pass(
+    policy: Path, batch: Batch, rows: int, *, rank: int = 0, checkpointing: bool = True
+) -> tuple[Callable[[], None], Any, str]:
+    """Return a forward and backward pass of TRL's GRPO trainer, so many rows at a time, its model and its version.
 
     Its trainer turns checkpointing on in `train`, which is not called here: it is turned on as it would be there.
-    """
-    clear()
-    try:
-        from datasets import Dataset
-        from trl import GRPOConfig, GRPOTrainer, __version__  # type: ignore[import-not-found]
-    except ImportError as error:
-        print(json.dumps({"what": what, "variant": "trl", "left_out": str(error)}), flush=True)
-        return
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    rows = len(batch.prompts)
+    Raises:
+        ImportError: TRL is not installed.
+    """
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer, __version__  # type: ignore[import-not-found]
+
     with tempfile.TemporaryDirectory() as scratch:
         config = GRPOConfig(
             output_dir=scratch, per_device_train_batch_size=rows, num_generations=rows, bf16=CUDA, use_cpu=not CUDA,
@@ -395,23 +442,151 @@ def trl(policy: Path, batch: Batch, what: str, *, rank: int = 0, checkpointing: 
             ids[index, place], mask[index, place] = torch.from_numpy(row).long(), 1
         return ids.to(DEVICE), mask.to(DEVICE)
 
-    prompt_ids, prompt_mask = padded(batch.prompts, left=True)
-    completion_ids, completion_mask = padded(batch.completions, left=False)
-    inputs = {
-        "prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "completion_ids": completion_ids,
-        "completion_mask": completion_mask, "advantages": torch.tensor(batch.advantages, device=DEVICE),
-        "num_items_in_batch": completion_mask.sum(),
-    }  # fmt: skip
+    total = torch.tensor(sum(len(c) for c in batch.completions), device=DEVICE)
+    passes = []
+    for start in range(0, len(batch.prompts), rows):
+        part = slice(start, start + rows)
+        prompt_ids, prompt_mask = padded(batch.prompts[part], left=True)
+        completion_ids, completion_mask = padded(batch.completions[part], left=False)
+        passes.append({
+            "prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "completion_ids": completion_ids,
+            "completion_mask": completion_mask, "advantages": torch.tensor(batch.advantages[part], device=DEVICE),
+            "num_items_in_batch": total,
+        })  # fmt: skip
 
     def run() -> None:
-        with trainer.compute_loss_context_manager():
-            loss = trainer.compute_loss(trained, dict(inputs))
-        trainer.accelerator.backward(loss)
+        for inputs in passes:
+            with trainer.compute_loss_context_manager():
+                loss = trainer.compute_loss(trained, dict(inputs))
+            trainer.accelerator.backward(loss)
 
-    measure(
-        what, "trl" if checkpointing else "trl, nothing computed again", batch, run,
-        lambda: trained.zero_grad(set_to_none=True), trained, lora=bool(rank), version=__version__,
-    )  # fmt: skip
+    return run, trained, __version__
+
+
+PREFIXES: dict[str, Callable[[str], Batch]] = {
+    "16 x (700 + 100)": lambda shape: groups_of(shape, 4, 16, 700, 100),
+    "16 x (2048 + 256)": lambda shape: groups_of(shape, 2, 16, 2048, 256),
+    "16 x (130 + 20)": lambda shape: groups_of(shape, 16, 16, 130, 20),
+    "8 x (256 + 640)": lambda shape: groups_of(shape, 4, 8, 256, 640),
+    "8 steps of 500 after 1000": lambda shape: step_wise(shape, 2, 8, 1000, 500),
+}
+TINY_PREFIXES: dict[str, Callable[[str], Batch]] = {
+    "4 x (60 + 10)": lambda shape: groups_of(shape, 2, 4, 60, 10),
+    "4 steps of 20 after 50": lambda shape: step_wise(shape, 1, 4, 50, 20),
+}
+"""On a CPU."""
+
+
+def prefixes(policy: Path, shape: str, compiled: list[bool], only: str | None, budget: int = 16384) -> None:
+    """Measure passes over rows with shared prefixes, one model for all: computed once, and as they are; then TRL."""
+    batches = {name: make(shape) for name, make in (PREFIXES if CUDA else TINY_PREFIXES).items()}
+    if only is not None:
+        batches = {name: batch for name, batch in batches.items() if re.search(only, name)}
+    seconds: dict[tuple[str, str], float] = {}
+
+    def timed(name: str, variant: str, run: Callable[[], None], forget: Callable[[], None], parameters: Any) -> None:
+        batch = batches[name]
+        run()
+        forget()
+        with peak() as lean, gradients_freed(list(parameters)):
+            run()
+        forget()
+        times = []
+        with peak() as whole:
+            for _ in range(3):
+                synchronize()
+                start = time.perf_counter()
+                run()
+                synchronize()
+                times.append(time.perf_counter() - start)
+                forget()
+        seconds[name, variant] = took = sorted(times)[1]
+        tree = prefix_tree([np.concatenate(row) for row in zip(batch.prompts, batch.completions, strict=True)])
+        figure: dict[str, Any] = {
+            "what": "prefix", "batch": name, "variant": variant, "rows": len(batch.prompts), "tokens": batch.tokens,
+            "once": tree.computed, "seconds": round(took, 4), "spread": round(max(times) - min(times), 4),
+            "tokens_per_second": round(batch.tokens / took),
+        }  # fmt: skip
+        if CUDA:
+            activations = round(lean["peak"] - lean["before"], 2)
+            figure |= {"activations_gib": activations, "peak_gib": round(whole["peak"], 2)}
+        plainly = seconds.get((name, variant.replace("shared", "plain packing")))
+        if "shared" in variant and plainly:
+            figure |= {
+                "times_plain_packing": round(plainly / took, 2), "token_ratio": round(tree.tokens / tree.computed, 2),
+                "of_token_ratio": round(plainly / took / (tree.tokens / tree.computed), 2),
+            }  # fmt: skip
+        if variant == "trl":
+            figure |= {
+                f"{other} over trl": round(took / seconds[name, other], 2)
+                for other in ("plain packing", "shared")
+            }  # fmt: skip
+        print(json.dumps(figure), flush=True)
+
+    def ours_(compile_: bool) -> Learner:
+        clear()
+        learner = Learner(OptimizerConfig(lora_rank=0, gradient_checkpointing=1.0, compile=compile_))
+        learner.load(policy)
+        assert learner.shares
+        for name, batch in batches.items():
+            objective, rows = grpo_on(batch, budget), list(range(len(batch.prompts)))
+            for variant, shares in (("plain packing", False), ("shared", True)):
+                learner.shares = shares
+                timed(
+                    name, f"{variant}{', compiled' if compile_ else ''}",
+                    lambda o=objective, r=rows: learner.accumulate(*Update(o).watched(learner, r)),
+                    learner.strategy.forget_gradients, learner.model.parameters(),
+                )  # fmt: skip
+        return learner
+
+    learner = ours_(False)
+    agreement(learner, batches)
+    del learner
+    for name, batch in batches.items():
+        clear()
+        try:
+            run, trained, _ = trl_pass(policy, batch, max(2, budget // max(batch.lengths)))
+        except ImportError as error:
+            print(json.dumps({"what": "prefix", "variant": "trl", "left_out": str(error)}), flush=True)
+            break
+        timed(name, "trl", run, partial(trained.zero_grad, set_to_none=True), trained.parameters())
+        del run, trained
+    if True in compiled:
+        ours_(True)
+
+
+def agreement(learner: Learner, batches: dict[str, Batch]) -> None:
+    """Print how far log-probs and gradients lie apart: shared, and under another kernel, from plain packing's."""
+    layers = learner.model.model.layers
+    weights = [
+        weight
+        for layer in (layers[0], layers[len(layers) // 2], layers[-1])
+        for weight in (layer.self_attn.k_proj.weight, layer.mlp.down_proj.weight)
+    ]
+    chosen = packing.padding_is_faster
+    try:
+        for name, batch in batches.items():
+            found = {}
+            for way, shares, pads in (("plain", False, False), ("padded", False, True), ("shared", True, False)):
+                learner.shares = shares
+                packing.padding_is_faster = lambda lengths, answer=pads: answer
+                objective, rows = grpo_on(batch), list(range(len(batch.prompts)))
+                nats = np.concatenate(learner.logprobs(batch.sequences(), 1.0, 16384))
+                learner.accumulate(*Update(objective).watched(learner, rows))
+                slopes = torch.cat([learner.strategy.gradient_of(weight).flatten() for weight in weights])
+                learner.strategy.forget_gradients()
+                found[way] = (nats, slopes)
+            nats, slopes = found["plain"]
+            print(json.dumps({"what": "prefix", "batch": name, "variant": "agreement", **{
+                way: {
+                    "nats_mean": float(f"{np.abs(found[way][0] - nats).mean():.3g}"),
+                    "nats_max": float(f"{np.abs(found[way][0] - nats).max():.3g}"),
+                    "gradient": float(f"{(found[way][1] - slopes).norm() / slopes.norm():.3g}"),
+                }
+                for way in ("padded", "shared")
+            }}), flush=True)  # fmt: skip
+    finally:
+        packing.padding_is_faster = chosen
 
 
 def head(policy: Path, batch: Batch) -> None:
@@ -706,6 +881,8 @@ def main() -> None:
                 }  # fmt: skip
             for name, settings in tries.items():
                 variant(name, lambda s=settings: optimizer_step(policy, usual, **s))
+        elif given.what == "prefix":
+            prefixes(policy, given.shape, compiled, given.only)
         elif given.what == "save":
             for settings in ({"lora_rank": 0}, {"lora_rank": 32}):
                 saving(policy, usual, place, **settings)

@@ -116,6 +116,8 @@ def train(
                 return read_manifest(output)
             out.write_part(0, update.diagnostics(table))
             facts = {"policy": digest, "optimizer_steps": taken, "lr": learner.lr, "lora_rank": learner.lora_rank}
+            if update.work.shared:
+                facts |= {"tokens": update.work.tokens, "computed_tokens": update.work.computed}
             if learner.lora_rank:
                 facts |= {"parameters": learner.parameters, "trained_parameters": learner.trained_parameters}
             if age.get("train/staleness/dropped"):

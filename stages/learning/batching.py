@@ -17,6 +17,8 @@ from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.rows import row_arrays
 from nanoskyrl.stages.learning.process_group import ProcessGroup, share_out
 from nanoskyrl.stages.learning.trajectories import old_or_sampler_s
+from nanoskyrl.stages.models.packing import Pack, pack_of, sharing_saves
+from nanoskyrl.stages.models.prefix_tree import prefix_tree
 
 PER_TOKEN = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages", "returns", "values")
 """Columns with one number a response token that training reads."""
@@ -48,8 +50,13 @@ class Sequences:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Tokens of each row, prompt and response."""
+        """How many tokens each row has, prompt and response."""
         return [len(p) + len(r) for p, r in zip(self.prompt_ids, self.response_ids, strict=True)]
+
+    @cached_property
+    def token_ids(self) -> list[np.ndarray]:
+        """Tokens of each row, prompt and response."""
+        return [np.concatenate(row) for row in zip(self.prompt_ids, self.response_ids, strict=True)]
 
     @cached_property
     def trained_tokens(self) -> list[int]:
@@ -162,10 +169,22 @@ class MicroBatch:
     """[B, T-1] float32 what each token's loss is multiplied by; 0 where it is not trained."""
     marked: Tensor
     """[B, T-1] float32, 1 on tokens that the algorithm treats apart."""
+    pack: Pack | None = None
+    """Where the tokens lie packed; None: they are not."""
 
 
-def collate(sequences: Sequences, rows: list[int], device: str) -> MicroBatch:
-    """Return the tensors of these rows."""
+def collate(
+    sequences: Sequences, rows: list[int], device: str, *, packed: bool = False, shared: Sequence[int] | None = None
+) -> MicroBatch:
+    """Return the tensors of these rows.
+
+    Args:
+        sequences: The table's rows.
+        rows: Which of them.
+        device: Where tensors go.
+        packed: Whether they are laid end to end.
+        shared: Leading tokens that each row takes from the one before it; None: rows are packed as they are.
+    """
     lengths = [len(sequences.prompt_ids[row]) + len(sequences.response_ids[row]) for row in rows]
     shape = (len(rows), max(lengths))
     ids, attention = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
@@ -184,14 +203,19 @@ def collate(sequences: Sequences, rows: list[int], device: str) -> MicroBatch:
                 # What stands on observed tokens, NaN in rollout_logprobs, never gets into a tensor.
                 per_token[place, index, start:length] = np.where(sampled, values, 0)
     tensors = torch.from_numpy(per_token[:, :, 1:]).to(device)
-    return MicroBatch(rows, torch.from_numpy(ids).to(device), torch.from_numpy(attention).to(device), *tensors)
+    pack = pack_of(lengths, shape[1], device, shared) if packed else None
+    return MicroBatch(
+        rows, torch.from_numpy(ids).to(device), torch.from_numpy(attention).to(device), *tensors, pack=pack
+    )
 
 
-def idle_batch(device: str) -> MicroBatch:
+def idle_batch(device: str, *, packed: bool = False) -> MicroBatch:
     """Return a micro-batch of no row, for a pass whose loss is nothing."""
     ids = torch.zeros(1, 2, dtype=torch.int64, device=device)
     nothing = torch.zeros(1, 1, device=device)
-    return MicroBatch([], ids, torch.ones_like(ids), torch.ones_like(nothing), *[nothing] * (2 + len(PER_TOKEN)))
+    tensors = [nothing] * (2 + len(PER_TOKEN))
+    pack = pack_of([2], 2, device) if packed else None
+    return MicroBatch([], ids, torch.ones_like(ids), torch.ones_like(nothing), *tensors, pack=pack)
 
 
 def response_part(sequences: Sequences, row: int, line: np.ndarray) -> np.ndarray:
@@ -207,6 +231,7 @@ def collate_all(
     device: str,
     *,
     packed: bool = False,
+    shares: bool = False,
     world: ProcessGroup = ProcessGroup(),
 ) -> Iterator[MicroBatch | None]:
     """Yield this process's micro-batches of these rows.
@@ -217,9 +242,16 @@ def collate_all(
         max_tokens: Of one micro-batch.
         device: Where tensors go.
         packed: Whether padding is not computed, and does not count.
+        shares: Whether prefixes that rows share are computed once, where that saves time.
         world: All processes; each yields as many. None stands for a pass with nothing to do.
     """
+    tree = prefix_tree(sequences.take(rows).token_ids) if packed and shares else None
+    if tree is not None and sharing_saves(tree, device):
+        for batch in share_out(tree.batches(max_tokens), tree.weights, world):
+            taken = [rows[tree.order[place]] for place in batch]
+            yield collate(sequences, taken, device, packed=True, shared=tree.shared_in(batch)) if batch else None
+        return
     all_lengths = sequences.lengths
     lengths = [all_lengths[row] for row in rows]
     for batch in share_out(micro_batches(lengths, max_tokens, packed=packed), lengths, world):
-        yield collate(sequences, [rows[index] for index in batch], device) if batch else None
+        yield collate(sequences, [rows[index] for index in batch], device, packed=packed) if batch else None

@@ -39,7 +39,7 @@ from nanoskyrl.stages.models.device import pick_device, pick_dtype
 from nanoskyrl.stages.models.kv_cache import without_wrapper
 from nanoskyrl.stages.models.loading import load_model
 from nanoskyrl.stages.models.logprobs import LogprobHead, TokenStatistics, sequence_logprobs
-from nanoskyrl.stages.models.packing import check_padding, prepare_packing
+from nanoskyrl.stages.models.packing import Pack, Workload, can_share, check_padding, prepare_packing
 from nanoskyrl.stages.models.policy import (
     PolicyInfo,
     count_parameters,
@@ -74,12 +74,19 @@ class PolicyModule(nn.Module):
         self.head = LogprobHead(without_wrapper(model), fused=fused)
 
     def forward(
-        self, ids: Tensor, mask: Tensor, select: Tensor | None, temperature: float, want_hidden: bool
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        select: Tensor | None,
+        temperature: float,
+        pack: Pack | None = None,
+        want_hidden: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return what `sequence_logprobs` does, as a tuple: DeepSpeed looks for tensors in no other record."""
         found = sequence_logprobs(
-            self.model, ids, mask, temperature=temperature, select=select, head=self.head, want_hidden=want_hidden
-        )
+            self.model, ids, mask, temperature=temperature, select=select, head=self.head, pack=pack,
+            want_hidden=want_hidden,
+        )  # fmt: skip
         return found.logprobs, found.entropy, found.hidden
 
 
@@ -101,7 +108,8 @@ class Learner:
         self.world = join(pick_device(config.device))
         self.device = device_of(pick_device(config.device))
         self.model: Any = None
-        self.packed = False
+        self.packed = self.shares = False
+        """Whether rows are laid end to end, and whether prefixes that they share are computed once."""
         self.strategy: PlainStrategy | DeepSpeedStrategy = PlainStrategy()
         """Steps the weights."""
         self.parameters = 0
@@ -171,6 +179,9 @@ class Learner:
         with whole_weights(self.model):
             alone = check_padding(self.model)
             self.packed = self.config.packing and prepare_packing(self.model, alone)
+            self.shares = (
+                self.packed and self.config.share_prefixes and not self.config.lora_dropout and can_share(self.model)
+            )
         lora = LoraSettings(
             rank=self.config.lora_rank, alpha=self.config.lora_alpha, targets=self.config.lora_targets,
             exclude=self.config.lora_exclude, rslora=self.config.lora_rslora, dropout=self.config.lora_dropout,
@@ -234,14 +245,16 @@ class Learner:
 
     def micro_batches(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> Iterator[MicroBatch | None]:
         """Yield this process's micro-batches of these rows; None: the others have one more."""
-        return collate_all(sequences, rows, max_tokens, self.device, packed=self.packed, world=self.world)
+        return collate_all(
+            sequences, rows, max_tokens, self.device, packed=self.packed, shares=self.shares, world=self.world
+        )
 
-    def mfu(self, lengths: Sequence[int], seconds: float) -> float | None:
-        """Return the share of all devices' arithmetic that passes over these rows used; None where it is unknown."""
+    def mfu(self, work: Workload, seconds: float) -> float | None:
+        """Return the share of all devices' arithmetic that so much work used; None where it is unknown."""
         if not self.device.startswith("cuda") or (peak := device_peak(torch.cuda.get_device_name(self.device))) is None:
             return None
         config = without_wrapper(self.model).config.get_text_config()
-        flops = training_flops(self.parameters, config, lengths, lora=bool(self.lora_rank))
+        flops = training_flops(self.parameters, config, work.computed, work.pairs, lora=bool(self.lora_rank))
         return flops / seconds / peak / self.world.size
 
     def peak_device_memory(self) -> int | None:
@@ -251,7 +264,9 @@ class Learner:
     def statistics(self, batch: MicroBatch, temperature: float) -> TokenStatistics:
         """Return log-probs, with gradient, and entropies of a micro-batch's sampled tokens."""
         shared = self.critic is not None and self._bare(self.critic).backbone is None
-        return TokenStatistics(*self._module(batch.ids, batch.attention_mask, batch.loss_mask, temperature, shared))
+        return TokenStatistics(
+            *self._module(batch.ids, batch.attention_mask, batch.loss_mask, temperature, batch.pack, shared)
+        )
 
     def _bare(self, module: Any) -> Any:
         return module if self._accelerator is None else self._accelerator.unwrap_model(module)
@@ -259,11 +274,11 @@ class Learner:
     def values_of(self, batch: MicroBatch, found: TokenStatistics) -> Tensor:
         """Return what the critic predicts before each sampled token, with gradient; [B, T-1], 0 elsewhere."""
         assert self.critic is not None
-        return self.critic(batch.ids, batch.attention_mask, found.hidden) * batch.loss_mask
+        return self.critic(batch.ids, batch.attention_mask, batch.pack, found.hidden) * batch.loss_mask
 
     def _idle(self) -> Tensor:
         """Return a loss of 0 that reaches every weight: the others wait for this process's gradient."""
-        batch = idle_batch(self.device)
+        batch = idle_batch(self.device, packed=self.packed)
         found = self.statistics(batch, 1.0)
         loss = found.logprobs.sum() * 0
         if self.critic is not None:
@@ -389,4 +404,4 @@ class Learner:
         """Return the nats of a sequence's tokens but the first, at temperature 1."""
         with torch.no_grad():
             ids = torch.tensor([list(canary)[:CANARY_TOKENS]], device=self.device)
-            return self._module(ids, torch.ones_like(ids), None, 1.0, False)[0][0].tolist()
+            return self._module(ids, torch.ones_like(ids), None, 1.0)[0][0].tolist()

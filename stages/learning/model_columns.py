@@ -77,7 +77,13 @@ class Passes:
             config = self.learner.config
             rank = None if is_adapter(wanted.reference) else 0
             self._reference = Learner(
-                OptimizerConfig(dtype=config.dtype, device=config.device, lora_rank=rank, packing=config.packing),
+                OptimizerConfig(
+                    dtype=config.dtype,
+                    device=config.device,
+                    lora_rank=rank,
+                    packing=config.packing,
+                    share_prefixes=config.share_prefixes,
+                ),
                 frozen=True,
             )
         if self._reference.policy_digest != reference:

@@ -173,7 +173,10 @@ def share_out(batches: Sequence[list[int]], lengths: Sequence[int], world: Proce
             cut.append([])
             continue
         cut.remove(largest)
-        cut += [largest[0::2], largest[1::2]]
+        # Neighbours stay together: they may share what they begin with.
+        ends = np.cumsum([lengths[row] for row in largest])
+        half = min(max(1, int(np.searchsorted(ends, ends[-1] / 2))), len(largest) - 1)
+        cut += [largest[:half], largest[half:]]
     cut.sort(key=lambda batch: (-tokens(batch), batch))
     mine = []
     for start in range(0, len(cut), world.size):

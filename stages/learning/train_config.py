@@ -68,6 +68,9 @@ class OptimizerConfig(Checked):
     50 M parameters, else zero3."""
     packing: bool = True
     """Lay rows end to end where the model's attention allows it, so that no padding is computed."""
+    share_prefixes: bool = True
+    """Compute prefixes that packed rows share, such as a group's prompt, once for all of them, where that saves
+    time. Without effect with `lora_dropout`, which draws for each row."""
     gradient_checkpointing: Share | None = None
     """Share of the layers that are computed again in the backward pass instead of being kept; None: all of a model
     from 50 M parameters on, else none."""

@@ -16,6 +16,7 @@ from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.objective import Objective, Terms
 from nanoskyrl.stages.learning.process_group import ProcessGroup
 from nanoskyrl.stages.learning.stepping import StepResult
+from nanoskyrl.stages.models.packing import Workload, work_of
 
 TOKENS = "tokens"
 DIAGNOSTICS = pa.schema(
@@ -100,6 +101,9 @@ class Update:
         self.sequences: Sequences = objective.sequences
         self._sums, self._gap = _Sums(), _Sums()
         self._steps_taken = 0
+        self._lengths = self.sequences.lengths
+        self.work = Workload()
+        """Of all passes."""
         self._largest_ratio = 0.0
         self._losses: dict[str, float] = {}
         self._unread: list[tuple[list[int], list[_Held]]] = []
@@ -148,6 +152,7 @@ class Update:
 
     @torch.no_grad()
     def _observe(self, batch: MicroBatch, terms: Terms) -> None:
+        self.work += work_of([self._lengths[row] for row in batch.rows]) if batch.pack is None else batch.pack.work
         mask, on, ratio = batch.loss_mask, batch.loss_mask.bool(), terms.log_ratio.exp()
         kl = (-terms.log_ratio).exp() + terms.log_ratio - 1  # k3 of the trained against the old policy
         sums = _masked_sums(mask, {"ratio": ratio, "kl": kl, "entropy": terms.entropy, **terms.reported})
@@ -197,6 +202,7 @@ class Update:
             return
         for sums in (self._sums, self._gap):
             sums.merge(world.gather((sums.tokens, sums.values)))
+        self.work = sum(world.gather(self.work), Workload())
         self._largest_ratio = max(world.gather(self._largest_ratio))
         losses = world.gather(self._losses)
         self._losses = {name: sum(of[name] for of in losses if name in of) for of in losses for name in of}
@@ -243,8 +249,8 @@ class Update:
 
     def summary(self, steps: list[StepResult], watch: Stopwatch, learner: Learner) -> dict[str, Value]:
         """Return the numbers of the update."""
-        epochs, lengths = self.objective.config.update_epochs_per_batch, self.sequences.lengths
-        tokens, seconds = sum(lengths) * epochs, max(watch.seconds.get("train", 0.0), 1e-9)
+        epochs = self.objective.config.update_epochs_per_batch
+        tokens, seconds = sum(self._lengths) * epochs, max(watch.seconds.get("train", 0.0), 1e-9)
         found = {
             "train/lr": steps[-1].lr if steps else None,
             "train/grad_norm": mean(step.grad_norm for step in steps),
@@ -253,7 +259,8 @@ class Update:
             "train/rows": len(self.sequences),
             "train/tokens_per_second": tokens / seconds,
             "train/tokens_per_second_per_device": tokens / seconds / learner.world.size,
-            "train/mfu": learner.mfu(lengths, seconds / epochs),
+            "train/shared_tokens": self.work.shared,
+            "train/mfu": learner.mfu(self.work, seconds),
             "train/processes": learner.world.size,
             "train/peak_memory_bytes": peak_memory_bytes(),
             "train/peak_device_memory_bytes": learner.peak_device_memory(),

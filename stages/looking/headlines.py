@@ -66,7 +66,10 @@ def _train_line(manifest: Manifest, output: Path) -> str:
     if "trained_parameters" in facts:
         how += f" ({facts['trained_parameters'] / facts['parameters']:.2%} of {facts['parameters']:,} weights)"
     steps = "1 optimizer step" if facts["optimizer_steps"] == 1 else f"{facts['optimizer_steps']} optimizer steps"
-    return f"policy trained with {settings['algo']}, {steps} on {how}, lr {facts['lr']:g}"
+    shared = ""
+    if computed := facts.get("computed_tokens"):
+        shared = f"; shared {1 - computed / facts['tokens']:.0%}, limit {facts['tokens'] / computed:.1f}x"
+    return f"policy trained with {settings['algo']}, {steps} on {how}, lr {facts['lr']:g}{shared}"
 
 
 def _sync_line(manifest: Manifest, output: Path) -> str:

@@ -275,7 +275,8 @@ def _check_reached(model: Any) -> None:
     try:
         ids = torch.arange(1, 17, device=base.device)[None] % embeddings_of(base)
         mask = torch.ones_like(ids)
-        states = hidden_states(decoder_of(base), ids, mask, pack_of(mask) if is_packing(base) else None)
+        pack = pack_of([ids.shape[1]], ids.shape[1], ids.device) if is_packing(base) else None
+        states = hidden_states(decoder_of(base), ids, mask, pack)
         found = torch.autograd.grad(states.sum(), [weight for _, weight in wrapped], allow_unused=True)
         # In some layer: few tokens may all go to experts of a layer that do nothing, such as LongCat's.
         reached = {_end(name) for (name, _), slope in zip(wrapped, found, strict=True) if slope is not None}

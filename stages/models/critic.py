@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from nanoskyrl.stages.core.errors import InputError, SettingsError, told_as
 from nanoskyrl.stages.core.storage import as_usual, make_directory
 from nanoskyrl.stages.models.kv_cache import without_wrapper
-from nanoskyrl.stages.models.packing import hidden_states, is_packing, pack_of, prepare_packing
+from nanoskyrl.stages.models.packing import Pack, hidden_states, is_packing, prepare_packing
 from nanoskyrl.stages.models.policy import CRITIC, check_critic
 from nanoskyrl.stages.models.remote_code import trust
 from nanoskyrl.stages.models.rows_alone import decoder_of
@@ -41,21 +41,22 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, ids: Tensor, mask: Tensor, hidden: Tensor | None = None) -> Tensor:
+    def forward(self, ids: Tensor, mask: Tensor, pack: Pack | None, hidden: Tensor | None = None) -> Tensor:
         """Return the value before each token but the first is drawn; [B, T-1] float32.
 
         Args:
             ids: [B, T] token ids, padded on the right.
             mask: [B, T] 1 for real tokens.
-            hidden: [B, T-1, H] of the policy, for a critic without a backbone.
+            pack: Where they lie packed; None: the policy is run padded.
+            hidden: [N, H], or [B, T, H], the policy's states, for a critic without a backbone.
         """
-        if self.backbone is None:
-            assert hidden is not None
-            return self._value(hidden)
-        pack = pack_of(mask) if is_packing(self.backbone) else None
-        values = self._value(hidden_states(self.backbone, ids, mask, pack))
+        if self.backbone is not None:
+            pack = pack if is_packing(self.backbone) else None
+            hidden = hidden_states(self.backbone, ids, mask, pack)
+        assert hidden is not None
+        values = self._value(hidden)
         if pack is not None:
-            values = values.new_zeros(ids.numel()).index_copy(0, pack.places, values).view(ids.shape)
+            values = values.index_select(0, pack.index.flatten()).view(ids.shape)
         return values[:, :-1]
 
     def _value(self, states: Tensor) -> Tensor:

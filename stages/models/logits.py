@@ -29,9 +29,14 @@ class LogitTransform:
     """So many tokens have logits, the first ones; None: all."""
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Return the model's logits; float32 [..., V]."""
-        logits = logits[..., : self.width].float() * self.scale
+        """Return the model's logits, in float32 at least; [..., V]."""
+        logits = full(logits[..., : self.width]) * self.scale
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
+
+def full(values: Tensor) -> Tensor:
+    """Return numbers in float32; those in float64 stay."""
+    return values if values.dtype == torch.float64 else values.float()
 
 
 _FOUND: "WeakKeyDictionary[Any, LogitTransform]" = WeakKeyDictionary()
@@ -57,7 +62,6 @@ def _find(base: Any, alone: RowsAlone) -> LogitTransform:
     if head is None or alone.logits is None:
         raise InputError(f"{a_(base)} has no head that gives logits", hint=FAMILIES_HINT)
     states, own = torch.cat(alone.states), torch.cat(alone.logits)
-    own = own.float() if own.dtype == torch.float64 else own  # log-probs are computed in float32
     try:
         with torch.no_grad():
             raw = head(states.to(head.weight.dtype))

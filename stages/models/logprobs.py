@@ -15,8 +15,9 @@ from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from nanoskyrl.stages.models.kv_cache import without_wrapper
-from nanoskyrl.stages.models.logits import logit_transform
-from nanoskyrl.stages.models.packing import hidden_states, is_packing, pack_of
+from nanoskyrl.stages.models.logits import full, logit_transform
+from nanoskyrl.stages.models.packed_attention import repeated
+from nanoskyrl.stages.models.packing import Pack, hidden_states, is_packing, pack_of
 from nanoskyrl.stages.models.rows_alone import decoder_of
 
 CHUNK_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 27}
@@ -28,11 +29,11 @@ class TokenStatistics:
     """Of each token but the first of a row, given those before it."""
 
     logprobs: Tensor
-    """[B, T-1] float32 nats; carries the gradient."""
+    """[B, T-1] nats, float32 at least; carries the gradient."""
     entropy: Tensor
-    """[B, T-1] float32 nats; without gradient."""
+    """[B, T-1] nats, float32 at least; without gradient."""
     hidden: Tensor | None
-    """[B, T-1, H] states that the tokens were predicted from, if asked for; carry the gradient."""
+    """[N, H] or [B, T, H] the decoder's last states, packed or not, if asked for; carry the gradient."""
 
 
 def sequence_logprobs(
@@ -43,6 +44,7 @@ def sequence_logprobs(
     temperature: float,
     select: Tensor | None = None,
     head: "LogprobHead | None" = None,
+    pack: Pack | None = None,
     want_hidden: bool = False,
 ) -> TokenStatistics:
     """Return the log-prob of every token under the model, and the entropy where it was drawn.
@@ -54,6 +56,7 @@ def sequence_logprobs(
         temperature: Logits are divided by it, as they were when the tokens were sampled.
         select: [B, T-1] True where the statistics are wanted; elsewhere they are 0. None: of every real token.
         head: Of the model; made here if it is not given.
+        pack: Where the tokens lie if they are packed; made here if it is not given.
         want_hidden: Whether the states are wanted, too.
 
     Returns:
@@ -61,24 +64,30 @@ def sequence_logprobs(
     """
     base = without_wrapper(model)
     head = head or LogprobHead(base)
-    count, length = ids.shape
-    pack = pack_of(mask) if is_packing(base) else None
+    if pack is None and is_packing(base):
+        pack = pack_of(mask.sum(-1).tolist(), ids.shape[1], ids.device)
     # Through the wrapped model's own modules, so that adapters inside them take part.
     states = hidden_states(decoder_of(base), ids, mask, pack)
+    flat = states.reshape(-1, states.shape[-1])
+    if pack is None:
+        index = torch.arange(ids.numel(), device=ids.device).view(ids.shape)
+        tokens, before = ids.flatten(), index.flatten() - 1
+    else:
+        tokens, before, index = pack.flat(ids), pack.before, pack.index
     chosen = (mask[:, 1:] if select is None else select) != 0
-    sources = chosen.flatten().nonzero()[:, 0]  # of B * (T-1); the state before token t + 1 stands at t
-    sources = sources + sources // max(1, length - 1)
-    if pack is not None:
-        sources = (mask.flatten().cumsum(0) - 1).index_select(0, sources)
-    picked = states.reshape(-1, states.shape[-1]).index_select(0, sources)
-    logprobs, entropy = head(picked, ids[:, 1:][chosen], temperature)
-    zeros = torch.zeros(chosen.shape, dtype=torch.float32, device=ids.device)
-    hidden = None
-    if want_hidden:
-        room = states.new_zeros(count * length, states.shape[-1])
-        padded = states if pack is None else room.index_copy(0, pack.places, states).unflatten(0, (count, length))
-        hidden = padded[:, :-1]
-    return TokenStatistics(zeros.masked_scatter(chosen, logprobs), zeros.masked_scatter(chosen, entropy), hidden)
+    index = index[:, 1:]
+    # A token that stands for several rows' is predicted once.
+    wanted = torch.zeros(len(flat), dtype=torch.bool, device=ids.device)
+    places = wanted.index_fill_(0, index[chosen], True).nonzero()[:, 0]
+    sources = before.index_select(0, places)
+    picked = repeated(flat, sources) if pack is not None and pack.shares else flat.index_select(0, sources)
+
+    def by_row(values: Tensor) -> Tensor:
+        room = values.new_zeros(len(flat)).index_copy(0, places, values)
+        return room.index_select(0, index.flatten()).view(index.shape).masked_fill(~chosen, 0)
+
+    logprobs, entropy = head(picked, tokens.index_select(0, places), temperature)
+    return TokenStatistics(by_row(logprobs), by_row(entropy), states if want_hidden else None)
 
 
 class LogprobHead(nn.Module):
@@ -112,7 +121,7 @@ class LogprobHead(nn.Module):
             temperature: Logits are divided by it.
         """
         if not len(states):
-            nothing = states.sum(-1).float()
+            nothing = full(states.sum(-1))
             return nothing, nothing.detach()
         elements = CHUNK_ELEMENTS["cuda" if states.is_cuda else "cpu"]
         if self.plain:
@@ -149,7 +158,7 @@ class _LogProbs(torch.autograd.Function):
         size: int,
         fused: bool,
     ) -> tuple[Tensor, Tensor]:
-        found = states.new_empty(3, len(states), dtype=torch.float32)
+        found = full(states.new_empty(3, len(states)))
         work = _compiled(_statistics) if fused and states.is_cuda else _statistics
         for start in range(0, len(states), size):
             part = slice(start, start + size)
@@ -183,7 +192,7 @@ class _LogProbs(torch.autograd.Function):
 
 def _statistics(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Return log-probs, entropies and the logs of the softmaxes' sums; [3, N] of [N, V]."""
-    logits = logits.float()
+    logits = full(logits)
     if temperature != 1:
         logits = logits / temperature
     total = logits.logsumexp(-1)
@@ -194,7 +203,7 @@ def _statistics(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
 def _slopes(logits: Tensor, labels: Tensor, total: Tensor, slopes: Tensor, temperature: float) -> Tensor:
     """Return the slope of the loss by the logits, [N, V], from its slopes by the log-probs, [N]."""
     slopes = slopes / temperature
-    kind, logits = logits.dtype, logits.float()
+    kind, logits = logits.dtype, full(logits)
     if temperature != 1:
         logits = logits / temperature
     share = (logits - total[:, None]).exp_().mul_(-slopes[:, None])

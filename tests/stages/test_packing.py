@@ -22,7 +22,7 @@ from nanoskyrl.stages.learning.update import Update
 from nanoskyrl.stages.models import logprobs as logprobs_module
 from nanoskyrl.stages.models.checkpointing import keep_less
 from nanoskyrl.stages.models.logprobs import sequence_logprobs
-from nanoskyrl.stages.models.packing import is_packing, padding_is_faster, prepare_packing
+from nanoskyrl.stages.models.packing import is_packing, pack_of, padding_is_faster, prepare_packing
 from nanoskyrl.stages.models.policy import resolve_policy
 
 LONGEST = max(map(sum, LENGTHS))
@@ -94,14 +94,15 @@ def test_long_rows_of_like_length_are_padded_for_attention_where_that_is_faster(
     assert padding_is_faster(lengths) is faster
 
 
-def test_states_that_are_asked_for_lie_where_padded_ones_do():
+def test_states_that_are_asked_for_lie_where_the_pack_says():
     model = tiny_model("qwen2")
     ids, mask, select = padded(rows(60))
     wanted = sequence_logprobs(model, ids, mask, temperature=1.0, select=select, want_hidden=True).hidden
     assert prepare_packing(model)
-    found = sequence_logprobs(model, ids, mask, temperature=1.0, select=select, want_hidden=True).hidden
-    on = mask[:, :-1] == 1
-    assert_close(found[on], wanted[on], terms_of(model.config, LONGEST))
+    pack = pack_of(mask.sum(-1).tolist(), ids.shape[1], "cpu")
+    found = sequence_logprobs(model, ids, mask, temperature=1.0, select=select, pack=pack, want_hidden=True).hidden
+    on = mask == 1
+    assert_close(found[pack.index[on]], wanted[on], terms_of(model.config, LONGEST))
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
