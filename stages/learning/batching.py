@@ -53,7 +53,7 @@ class Sequences:
         """How many tokens each row has, prompt and response."""
         return [len(p) + len(r) for p, r in zip(self.prompt_ids, self.response_ids, strict=True)]
 
-    @cached_property
+    @property
     def token_ids(self) -> list[np.ndarray]:
         """Tokens of each row, prompt and response."""
         return [np.concatenate(row) for row in zip(self.prompt_ids, self.response_ids, strict=True)]
