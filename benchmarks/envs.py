@@ -1,21 +1,19 @@
-"""Steps per second of every environment, what the agent layer adds to a turn, and calls per second of every sandbox.
+"""Steps per second of every environment, and what the agent layer adds to a turn.
 
 python benchmarks/envs.py [seconds for each figure]
 
-Each line gives a ratio against something measured in the same run: 64 episodes at once against one, a turn's work
-against the target of 1 ms, and a call of a sandbox against `python -c` in a plain process.
+Each line gives a ratio against something measured in the same run: 64 episodes at once against one, and a turn's work
+against the target of 1 ms.
 """
 
 import itertools
 import os
-import subprocess
 import sys
 import time
 from typing import Any
 
 import numpy as np
 
-from nanoskyrl.envs.sandbox.base import available, run_python
 from nanoskyrl.stages.core.config import plugin_config
 from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.core.registry import ENVS, lookup
@@ -111,16 +109,6 @@ def milliseconds_a_turn(environment: Any, renderer: Renderer) -> float:
     return 1000 * spent / turns
 
 
-def calls_per_second(run: Any) -> float:
-    """Return how often a program can be run in a second, one after the other."""
-    run()
-    calls, begun = 0, time.perf_counter()
-    while time.perf_counter() - begun < SECONDS:
-        run()
-        calls += 1
-    return calls / (time.perf_counter() - begun)
-
-
 def main() -> None:
     """Print every figure."""
     renderer = Renderer(load_tokenizer(resolve_policy(STARTER)))
@@ -133,15 +121,6 @@ def main() -> None:
             added = milliseconds_a_turn(environment, renderer)
             label = " ".join([name, *settings.get("kinds", ())])
             print(f"{label:26} {one:12.0f} {many:14.0f} {many / one:7.2f} {added:12.2f}")
-    code = "print(sum(range(10)))"
-    plain = calls_per_second(lambda: subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True))
-    print(f"\nsandbox      calls/s   against `python -I -S -c` in a plain process ({plain:.0f}/s)")
-    for name, why in available().items():
-        if why is not None:
-            print(f"{name:10} {why}")
-            continue
-        found = calls_per_second(lambda name=name: run_python(code, backend=name))
-        print(f"{name:10} {found:9.0f} {found / plain:9.2f}x")
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ import contextlib
 import importlib
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from nanoskyrl.stages.core.children import temporary_directory
 from nanoskyrl.stages.core.digests import digest_json
 
 LEAST_CACHED = 2000
@@ -68,9 +68,9 @@ def cached_index(name: str, texts: Sequence[str], folder: Path | None = None) ->
     index = Index(texts)
     with contextlib.suppress(OSError):  # a cache that cannot be written is only slower
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as temporary:
-            index.save(Path(temporary) / "index")
-            os.replace(Path(temporary) / "index", place)
+        with temporary_directory("new-", folder) as temporary:
+            index.save(temporary / "index")
+            os.replace(temporary / "index", place)
     return index
 
 

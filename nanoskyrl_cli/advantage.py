@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from nanoskyrl.stages.core.errors import EXIT_SHORT
 from nanoskyrl_cli.options import (
     AlgoOption,
     ConfigOption,
@@ -88,4 +89,5 @@ def advantage(
             score=score, force=force,
         )  # fmt: skip
     learnable = outcome.manifest.rows_out > sum(outcome.manifest.dropped.values())
-    return finish(outcome, session, "advantage" if learnable and score is None else None, as_json)
+    code = finish(outcome, session, "advantage" if learnable and score is None else None, as_json)
+    return code if learnable else EXIT_SHORT

@@ -6,6 +6,7 @@ import typer
 
 from nanoskyrl_cli.options import (
     ConfigOption,
+    JsonOption,
     RunOption,
     SetOption,
     SourceArgument,
@@ -13,6 +14,7 @@ from nanoskyrl_cli.options import (
     open_session,
     path,
     policy_path,
+    print_json,
     say,
 )
 from nanoskyrl_cli.progress import working
@@ -29,12 +31,14 @@ def compare(
     run: RunOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Set algorithms side by side on the same shard and policy: loss, gradient, what is clipped, who is pushed.
 
     Example: skyrl compare --algos grpo,sapo,gspo
     """
     from nanoskyrl.stages.core.config import stage_config
+    from nanoskyrl.stages.core.metrics import finite
     from nanoskyrl.stages.looking.compare import compare as compared
     from nanoskyrl.stages.looking.preview import show_comparison
 
@@ -52,6 +56,10 @@ def compare(
             output=path(out),
             begins=lambda algo: now(f"compare: {algo}, {names.index(algo) + 1} of {len(names)}"),
         )
-    show_comparison(table, limit, file=data_stream())
+    if as_json:
+        rows = table.drop_columns(["trajectory_id", "weight"]).to_pylist()
+        print_json({"output": out, "numbers": {row["algo"]: finite(row) for row in rows}})
+    else:
+        show_comparison(table, limit, file=data_stream())
     if out:
         say(f"Wrote {out}")

@@ -79,7 +79,7 @@ def evaluate(
     assignments: SetOption = None,
     force: ForceOption = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the numbers as JSON on stdout, by benchmark or environment.")
+        bool, typer.Option("--json", help="Print JSON: output and numbers, each by benchmark or environment.")
     ] = False,
 ) -> int:
     """Measure a policy or an endpoint on benchmarks or held-out tasks: success with its interval, pass@k, cost.
@@ -114,7 +114,7 @@ def _run(session: Any, names: Sequence[str | None], policy: Any, out: Path | Non
 
     if len(names) > 1:  # a single one looks by itself
         check_ahead([name for name in names if name is not None], session.settings)
-    summaries, code = {}, 0
+    summaries, outputs, code = {}, {}, 0
     for name in names:
         place = out / name if out is not None and name is not None else out
         try:
@@ -126,21 +126,22 @@ def _run(session: Any, names: Sequence[str | None], policy: Any, out: Path | Non
             continue
         except (NanoskyrlError, OSError):  # it ends the command, and what was found before is worth as much
             if summaries:
-                _report(summaries, as_json)
+                _report(summaries, outputs, as_json)
             raise
-        summaries[outcome.manifest.settings["rollout"]["env"]] = summary_of(outcome.output)
+        of = outcome.manifest.settings["rollout"]["env"]
+        summaries[of], outputs[of] = summary_of(outcome.output), str(outcome.output)
         _say_fewer(session, outcome.output)
         code = max(code, finish(outcome, session, None, as_json=False))
-    _report(summaries, as_json)
+    _report(summaries, outputs, as_json)
     return code
 
 
-def _report(summaries: dict[str, Any], as_json: bool) -> None:
+def _report(summaries: dict[str, Any], outputs: dict[str, str], as_json: bool) -> None:
     """Print the numbers of what was evaluated."""
     from nanoskyrl.stages.looking.eval_report import table
 
     if as_json:
-        print_json(summaries)
+        print_json({"output": outputs, "numbers": summaries})
     elif summaries:
         emit(table(summaries))
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl_cli.options import say
+from nanoskyrl_cli.options import JsonOption, print_made, say
 
 
 def export(
@@ -28,6 +28,7 @@ def export(
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16; default: as it is.", show_default=False)
     ] = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Write a policy as a Hugging Face directory with a model card, or trajectories for other programs.
 
@@ -45,5 +46,7 @@ def export(
     config = build(ExportConfig, {"merge": merge, "dtype": dtype}, "export")
     run, version = policy_named(policy)
     place = stage(run, version, as_path(to), config)
+    if as_json:
+        print_made(place, {"policy": version})
     say(f"Policy {version} of {run.root} is in {place}.")
     return 0

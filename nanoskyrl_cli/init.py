@@ -1,11 +1,12 @@
 """`skyrl init`."""
 
+import shlex
 from typing import Annotated
 
 import typer
 
 from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl_cli.options import ForceOption, RunOption, SetOption, say
+from nanoskyrl_cli.options import ForceOption, JsonOption, RunOption, SetOption, print_made, say
 
 
 def init(
@@ -23,6 +24,7 @@ def init(
     starter_out: Annotated[
         str | None, typer.Option(help="Where to put it; default: the package's own place.", show_default=False)
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a run.toml with every setting and what it means; or with --env an environment to begin from.
 
@@ -34,14 +36,18 @@ def init(
 
         place = as_path(starter_out) if starter_out else STARTER_DIRECTORY
         build_starter(place, report=say)
+        if as_json:
+            print_made(place)
         say(f"Made the starter policy at {place}")
         return
     if env is not None:
         from nanoskyrl.stages.looking.scaffold import class_of, write_environment
 
         file, test = write_environment(as_path(env))
+        if as_json:
+            print_made(file)
         say(f"Wrote {file} and {test}")
-        say(f"Next: skyrl rollout --env {file.stem}:{class_of(file)} --engine scripted")
+        say(f"Next: skyrl rollout --env {shlex.quote(f'{file.stem}:{class_of(file)}')} --engine scripted")
         return
     from nanoskyrl.stages.looking.template import write_settings
     from nanoskyrl.stages.running.places import check_place
@@ -49,5 +55,8 @@ def init(
 
     found, settings = settings_of(run, None, assignments, preset=preset, lasts=True)
     check_place(found)
-    say(f"Wrote {write_settings(found, settings, force=force)}")
-    say(f"Next: skyrl loop --run {found.root}")
+    written = write_settings(found, settings, force=force)
+    if as_json:
+        print_made(written)
+    say(f"Wrote {written}")
+    say(f"Next: skyrl loop --run {shlex.quote(str(found.root))}")

@@ -1,20 +1,35 @@
 """`skyrl loop`."""
 
+import shlex
 from typing import Annotated
 
 import typer
 
 from nanoskyrl_cli.options import (
     AlgoOption,
+    BatchOption,
     ConfigOption,
+    DataOption,
+    EngineOption,
     EnvOption,
+    JsonOption,
+    LengthOption,
+    LoraOption,
+    LrOption,
     PolicyOption,
+    RewardOption,
     RunOption,
+    SamplesOption,
     SeedOption,
     SetOption,
+    TemperatureOption,
+    ToolsOption,
+    TurnsOption,
     environments,
     open_session,
+    print_json,
     say,
+    weights,
 )
 from nanoskyrl_cli.progress import working
 
@@ -29,6 +44,17 @@ def loop(
     env: EnvOption = None,
     algo: AlgoOption = None,
     policy: PolicyOption = None,
+    engine: EngineOption = None,
+    data: DataOption = None,
+    tools: ToolsOption = None,
+    reward: RewardOption = None,
+    lr: LrOption = None,
+    lora_rank: LoraOption = None,
+    train_batch_size: BatchOption = None,
+    n_samples_per_prompt: SamplesOption = None,
+    temperature: TemperatureOption = None,
+    max_turns: TurnsOption = None,
+    max_generate_length: LengthOption = None,
     lag: Annotated[
         int | None, typer.Option(help="Sample from the policy of that many steps ago.", show_default=False)
     ] = None,
@@ -43,6 +69,7 @@ def loop(
     config: ConfigOption = None,
     assignments: SetOption = None,
     force: Annotated[bool, typer.Option("--force", help="Continue under other settings than before.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run rollout, score, advantage, train and sync, step after step; resume where a killed run stopped.
 
@@ -52,11 +79,17 @@ def loop(
 
     flags = {
         "run": {"policy": policy, "seed": seed, "lag": lag},
-        "rollout": {"env": environments(env)},
-        "train": {"algo": algo},
+        "rollout": {
+            "env": environments(env), "engine": engine, "temperature": temperature, "max_turns": max_turns,
+            "train_batch_size": train_batch_size, "n_samples_per_prompt": n_samples_per_prompt,
+            "max_generate_length": max_generate_length,
+        },
+        "score": {"rewards": weights(reward) if reward else None},
+        "train": {"algo": algo, "lr": lr, "lora_rank": lora_rank},
         "loop": {"steps": steps, "gpus_generate": gpus_generate, "gpus_train": gpus_train},
-    }
-    session = open_session(run, config, assignments, flags, preset=preset, lasts=force)
+    }  # fmt: skip
+    of_env = {"data": data, "tools": [tool.strip() for tool in tools.split(",")] if tools else None}
+    session = open_session(run, config, assignments, flags, of_env=of_env, preset=preset, lasts=force)
     found = session.run
     with working("loop") as now:
         done = session.loop(
@@ -64,6 +97,11 @@ def loop(
             begins=lambda step, stage: now(f"step {step}: {stage}"),
             force=force,
         )
+    if as_json:
+        from nanoskyrl.stages.looking.numbers import plain
+
+        print_json(plain(found.root))
     say(curve(found) if done else f"up to date: {found.root}")
     say(f"Run: {found.root}")
-    say(f"Next: skyrl show {found.root}, or skyrl show {found.root} --timing")
+    place = shlex.quote(str(found.root))
+    say(f"Next: skyrl show {place}, or skyrl show {place} --timing")

@@ -4,9 +4,11 @@ Nothing imported here, or by the modules of single commands, loads torch or tran
 `skyrl --help` answers at once.
 """
 
+import dataclasses
 import importlib
 import io
 import os
+import shutil
 import sys
 import traceback
 import warnings
@@ -16,12 +18,23 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from nanoskyrl.stages.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, NanoskyrlError, Notice
+from nanoskyrl.stages.core.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    NanoskyrlError,
+    Notice,
+    is_out_of_memory,
+)
 from nanoskyrl.stages.core.registry import names
+from nanoskyrl.stages.core.safe_text import printable, struck
 from nanoskyrl_cli.options import say, stdout_for_data
 
 TRACEBACK = "SKYRL_TRACEBACK"
 """Set in the environment, errors keep their traceback: for those who write plug-ins."""
+OUT_OF_MEMORY = (
+    "Lower `train.max_tokens_per_micro_batch`, or what is sampled at once; `skyrl plan` says what each stage needs"
+)
 STAGES, LOOK, SETUP = "Stages", "Looking", "Setting up"
 COMMANDS = (
     ("rollout", STAGES, "rollout:rollout", "Attempt tasks with a policy and write every token down."),
@@ -150,13 +163,37 @@ def loaded(name: str) -> Any:
     """Return a command with its options."""
     target = next((function for known, _, function, _ in COMMANDS if known == name), "own_stage:command")
     module, _, function = target.partition(":")
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    # In columns, a narrow terminal would cut the names of options; lines below each other it does not.
+    narrow = shutil.get_terminal_size().columns < NARROW
+    alone = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None if narrow else "rich"
+    )
     found = getattr(importlib.import_module(f"nanoskyrl_cli.{module}"), function)
     found = found(name) if module == "own_stage" else found
     alone.command(name, context_settings=HELP_OPTIONS)(stdout_for_data(found))
-    return typer.main.get_command(alone)
+    return _with_defaults(name, typer.main.get_command(alone))
 
 
+def _with_defaults(name: str, command: Any) -> Any:
+    """Return a command whose options tell the defaults of the settings that they stand for."""
+    from nanoskyrl.stages.core.config import config_class
+
+    configs = filter(None, map(config_class, SETTINGS_OF.get(name, ())))
+    defaults = [{field.name: field.default for field in dataclasses.fields(config)} for config in configs]
+    for param in command.params:
+        default = next((one[param.name] for one in defaults if one.get(param.name) is not None), None)
+        text = getattr(param, "help", None)
+        if text and param.default is None and isinstance(default, str | int | float) and "efault" not in text:
+            param.help = f"{text} Default {default}."
+    return command
+
+
+NARROW = 80
+SETTINGS_OF = {
+    "rollout": ("rollout", "run", "train"), "advantage": ("advantage", "train"), "train": ("train",),
+    "eval": ("eval", "rollout"), "loop": ("loop", "run", "rollout", "train"), "plan": ("run",),
+}  # fmt: skip
+"""Tables of settings that a command's options stand for, by their names; of several the first that has one."""
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     cls=Commands,
@@ -165,7 +202,6 @@ app = typer.Typer(
     epilog="First steps: skyrl rollout, score, advantage, train, sync; or all of it: skyrl loop --preset quickstart.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings=HELP_OPTIONS,
     rich_markup_mode="rich",
 )
@@ -182,7 +218,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it and end.")
+        bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Print it and end.")
     ] = False,
 ) -> None:
     """Agentic reinforcement learning of language models, one Parquet stage at a time."""
@@ -193,8 +229,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a model may write what no terminal can show
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # so that `module:attribute` finds what lies here
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        return _tell("the current directory is gone", "Change to one that is there", EXIT_USAGE)
+    if here not in sys.path:
+        sys.path.append(here)  # so that `module:attribute` finds what lies here
     told, show = set(), warnings.showwarning
 
     def tell(message: Any, *place: Any) -> None:
@@ -206,7 +246,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
                 return
             told.add(message.says)
         elif not isinstance(message, Notice):
-            show(message, *place)
+            show(type(message)(printable(struck(str(message)))), *place)
             return
         say(f"note: {message}")
 
@@ -242,6 +282,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     except Exception as error:
         if hasattr(error, "format_message"):  # what typer raises for wrong usage
             return _usage_error(error)
+        if is_out_of_memory(error) and not os.environ.get(TRACEBACK):
+            words = " ".join(str(error).split()) or "Python could allocate no more"
+            return _tell(f"out of memory: {words}", OUT_OF_MEMORY, EXIT_FAILED)
         raise
 
 
@@ -252,9 +295,9 @@ def _tell(message: str, hint: str | None, exit_code: int) -> int:
     if rank_errors.is_watched():
         rank_errors.leave(message, hint, exit_code)
         return exit_code
-    print(f"error: {message}", file=sys.stderr)
+    print(printable(f"error: {struck(message)}"), file=sys.stderr)
     if hint:
-        print(f"\nhint: {hint}", file=sys.stderr)
+        print(printable(f"\nhint: {struck(hint)}"), file=sys.stderr)
     return exit_code
 
 
@@ -275,9 +318,11 @@ def main() -> NoReturn:
     except Exception:
         from nanoskyrl.stages.learning import rank_errors
 
-        if not rank_errors.is_watched():
-            raise
-        rank_errors.leave(traceback.format_exc(), None, EXIT_FAILED, is_bug=True)
+        told = struck(traceback.format_exc())
+        if rank_errors.is_watched():
+            rank_errors.leave(told, None, EXIT_FAILED, is_bug=True)
+        else:
+            print(printable(told), end="", file=sys.stderr)
         sys.exit(EXIT_FAILED)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -12,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from nanoskyrl.stages.core.errors import EXIT_OK, EXIT_SHORT, SettingsError
+from nanoskyrl.stages.core.safe_text import printable
 from nanoskyrl.stages.core.storage import as_path
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ OutOption = Annotated[
     str | None, typer.Option("--out", help="Output directory; default: its place in the run.", show_default=False)
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an output made under other settings.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout: of a stage its manifest.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON: of a stage output, numbers, manifest.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of the run.", show_default=False)]
 PolicyOption = Annotated[
     str | None, typer.Option("--policy", help="`starter`, a model directory, or a hub id.", show_default=False)
@@ -48,6 +50,37 @@ EnvOption = Annotated[
 AlgoOption = Annotated[
     str | None, typer.Option("--algo", help="ppo, grpo, sapo, gspo, dapo, ...: see skyrl list.", show_default=False)
 ]
+EngineOption = Annotated[
+    str | None, typer.Option("--engine", help="hf, vllm, openai, scripted or your own.", show_default=False)
+]
+DataOption = Annotated[
+    str | None,
+    typer.Option("--data", help="JSONL or Parquet file of prompts and ground truths.", show_default=False),
+]
+ToolsOption = Annotated[
+    str | None,
+    typer.Option("--tools", help="Tools on offer: names or module:function, separated by commas.", show_default=False),
+]
+RewardOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--reward",
+        help="`env`, `judge` or module:function (rewards.py here is `rewards:function`), with =weight if not 1; may be "
+        "repeated.",
+        show_default=False,
+    ),
+]
+BatchOption = Annotated[int | None, typer.Option("--train-batch-size", help="Prompts in the step.", show_default=False)]
+SamplesOption = Annotated[
+    int | None, typer.Option("--n-samples-per-prompt", help="Attempts at each.", show_default=False)
+]
+TemperatureOption = Annotated[float | None, typer.Option("--temperature", help="0 is greedy.", show_default=False)]
+TurnsOption = Annotated[int | None, typer.Option("--max-turns", help="Turns of an attempt.", show_default=False)]
+LengthOption = Annotated[
+    int | None, typer.Option("--max-generate-length", help="Tokens of a turn.", show_default=False)
+]
+LrOption = Annotated[float | None, typer.Option("--lr", help="Learning rate.", show_default=False)]
+LoraOption = Annotated[int | None, typer.Option("--lora-rank", help="0 trains the whole model.", show_default=False)]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would come out, and change nothing.")]
 SourceArgument = Annotated[
     str | None,
@@ -84,7 +117,7 @@ def emit(text: str) -> None:
     from nanoskyrl.stages.core.runs import is_main
 
     if is_main():
-        print(text, file=data_stream())
+        print(printable(text), file=data_stream())
 
 
 def path(name: str | None) -> Path | None:
@@ -146,6 +179,12 @@ def weights(rewards: list[str], flag: str = "--reward") -> dict[str, float]:
     found = {}
     for reward in rewards:
         name, _, weight = reward.partition("=")
+        if ".py:" in name:
+            module = name.replace(".py:", ":").rpartition("/")[2]
+            raise SettingsError(
+                f"`{flag} {reward}` names a file, and a module is wanted",
+                hint=f"Write `{module}`: modules are found in the current folder, and in those of `run.folders`",
+            )
         try:
             found[name] = float(weight or 1)
         except ValueError as error:
@@ -229,7 +268,7 @@ def say(text: str) -> None:
     from nanoskyrl.stages.core.runs import is_main
 
     if is_main():
-        print(text, file=sys.stderr)
+        print(printable(text), file=sys.stderr)
 
 
 def finish(outcome: "StageResult", session: "Session", made: str | None, as_json: bool) -> int:
@@ -245,17 +284,28 @@ def finish(outcome: "StageResult", session: "Session", made: str | None, as_json
     from nanoskyrl.stages.looking.show import headline
 
     if as_json:
-        emit(outcome.manifest.to_bytes().decode().removesuffix("\n"))
+        print_outcome(outcome)
     say(f"{'Up to date: ' if outcome.up_to_date else ''}{headline(outcome.manifest, outcome.output)}")
     if made and outcome.output.resolve().is_relative_to(session.run.root.resolve()):
-        place = "" if str(session.run.root) == DEFAULT_RUN else f" --run {session.run.root}"
+        place = "" if str(session.run.root) == DEFAULT_RUN else f" --run {shlex.quote(str(session.run.root))}"
         stages = [*session.stages.values(), *session.stages.values()]
         following = stages[list(session.stages).index(made) + 1].command
         say(f"Next: skyrl {following}{place}")
     short = outcome.manifest.fell_short
     if short:
-        say(f"{short} of {outcome.manifest.rows_out} rows fell short: see `skyrl show {outcome.output}`")
+        place = shlex.quote(str(outcome.output))
+        say(f"{short} of {outcome.manifest.rows_out} rows fell short: see `skyrl show {place}`")
     return EXIT_SHORT if short else EXIT_OK
+
+
+def print_outcome(outcome: "StageResult") -> None:
+    """Print where a stage's output lies, the numbers of it, and its manifest."""
+    from dataclasses import asdict
+
+    from nanoskyrl.stages.looking.numbers import numbers_of
+
+    numbers = numbers_of(outcome.manifest, outcome.output)
+    print_json({"output": str(outcome.output), "numbers": numbers, "manifest": asdict(outcome.manifest)})
 
 
 def make(session: "Session", stage: str, as_json: bool, **named: Any) -> int:
@@ -270,6 +320,11 @@ def make(session: "Session", stage: str, as_json: bool, **named: Any) -> int:
 def print_json(value: Any) -> None:
     """Print data on stdout."""
     emit(json.dumps(value, indent=2))
+
+
+def print_made(output: Path, numbers: dict[str, Any] | None = None) -> None:
+    """Print as JSON what a command made that is no stage: where it lies, and numbers of it."""
+    print_json({"output": str(output), "numbers": numbers or {}})
 
 
 def print_numbers(numbers: dict[str, Any], as_json: bool) -> None:

@@ -6,15 +6,23 @@ import typer
 
 from nanoskyrl_cli.options import (
     AlgoOption,
+    BatchOption,
     ConfigOption,
+    DataOption,
+    EngineOption,
     EnvOption,
     ForceOption,
     JsonOption,
+    LengthOption,
     OutOption,
     PolicyOption,
     RunOption,
+    SamplesOption,
     SeedOption,
     SetOption,
+    TemperatureOption,
+    ToolsOption,
+    TurnsOption,
     environments,
     make,
     open_session,
@@ -26,29 +34,24 @@ def rollout(
     env: EnvOption = None,
     algo: AlgoOption = None,
     policy: PolicyOption = None,
-    engine: Annotated[str | None, typer.Option(help="hf, vllm, openai or scripted.", show_default=False)] = None,
+    engine: EngineOption = None,
     tasks: Annotated[
         str | None,
         typer.Option(help="Task ids, separated by commas; default: the next of the run.", show_default=False),
     ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="JSONL or Parquet file of prompts and ground truths.", show_default=False)
-    ] = None,
-    tools: Annotated[
-        str | None,
-        typer.Option(help="Tools on offer: names or module:function, separated by commas.", show_default=False),
-    ] = None,
+    data: DataOption = None,
+    tools: ToolsOption = None,
     sandbox: Annotated[
         str | None, typer.Option(help="Where python_exec runs: monty or bwrap.", show_default=False)
     ] = None,
-    train_batch_size: Annotated[int | None, typer.Option(help="Prompts in the step.", show_default=False)] = None,
-    n_samples_per_prompt: Annotated[int | None, typer.Option(help="Attempts at each.", show_default=False)] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.", show_default=False)] = None,
+    train_batch_size: BatchOption = None,
+    n_samples_per_prompt: SamplesOption = None,
+    temperature: TemperatureOption = None,
     trajectory_mode: Annotated[
         str | None, typer.Option(help="whole, step, or auto: by the chat template.", show_default=False)
     ] = None,
-    max_turns: Annotated[int | None, typer.Option(help="Turns of an attempt.", show_default=False)] = None,
-    max_generate_length: Annotated[int | None, typer.Option(help="Tokens of a turn.", show_default=False)] = None,
+    max_turns: TurnsOption = None,
+    max_generate_length: LengthOption = None,
     seed: SeedOption = None,
     lag: Annotated[
         int | None, typer.Option(help="Sample from the policy of that many steps ago.", show_default=False)

@@ -1,14 +1,11 @@
 """`skyrl score`."""
 
-from typing import Annotated
-
-import typer
-
 from nanoskyrl_cli.options import (
     ConfigOption,
     ForceOption,
     JsonOption,
     OutOption,
+    RewardOption,
     RunOption,
     SetOption,
     SourceArgument,
@@ -24,12 +21,7 @@ from nanoskyrl_cli.progress import working
 
 def score(
     rollout: SourceArgument = None,
-    reward: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="`env`, `judge` or module:function, with =weight if not 1; may be repeated.", show_default=False
-        ),
-    ] = None,
+    reward: RewardOption = None,
     name: Annotated[
         str | None,
         typer.Option(help="Write a second opinion beside the run's score, as score-NAME.", show_default=False),

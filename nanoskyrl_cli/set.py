@@ -1,5 +1,6 @@
 """`skyrl set`."""
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -30,4 +31,4 @@ def set_settings(
             held = kept.get(table, {})
             say(f"{table}.{key} = {value!r} (was {repr(held[key]) if key in held else 'the default'})")
     if (found.root / RESOLVED).is_file():
-        say(f"Next: skyrl loop --run {found.root} --force, which continues with them")
+        say(f"Next: skyrl loop --run {shlex.quote(str(found.root))} --force, which continues with them")

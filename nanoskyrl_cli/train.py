@@ -14,6 +14,8 @@ from nanoskyrl_cli.options import (
     DryRunOption,
     ForceOption,
     JsonOption,
+    LoraOption,
+    LrOption,
     OutOption,
     RunOption,
     SetOption,
@@ -35,8 +37,8 @@ def train(
         ),
     ] = None,
     algo: AlgoOption = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default=False)] = None,
-    lora_rank: Annotated[int | None, typer.Option(help="0 trains the whole model.", show_default=False)] = None,
+    lr: LrOption = None,
+    lora_rank: LoraOption = None,
     policy: Annotated[
         str | None, typer.Option(help="Policy to start from; default: the run's.", show_default=False)
     ] = None,

@@ -142,7 +142,7 @@ def evaluate(
     journal = None if bench is None or bench.secret else _journal_of(output)
     if force and journal is not None:
         journal.unlink(missing_ok=True)
-    with open_output(output, head, force=force, dropped=_short) as out:
+    with open_output(output, head, force=force, dropped=short) as out:
         if out.manifest is not None:
             return out.manifest
         unanswered: list[str] = []
@@ -238,7 +238,8 @@ def _journal_of(output: Path) -> Path | None:
     return output.parent / f".{output.name}.replies.jsonl"
 
 
-def _short(table: pa.Table) -> dict[str, int]:
+def short(table: pa.Table) -> dict[str, int]:
+    """Return how many attempts failed or have no verdict, by reason."""
     return {**failed(table), **{reason: n for reason, n in unjudged(table).items() if reason != "skipped"}}
 
 

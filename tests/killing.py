@@ -15,6 +15,7 @@ FORKS.set_forkserver_preload(
         "nanoskyrl.stages.engines.hf",
         "transformers.models.qwen3.modeling_qwen3",
         "accelerate",
+        "faults.warm",
     ]
 )
 SPAWNED = multiprocessing.get_context("spawn")

@@ -9,7 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import pytest
+
+from nanoskyrl.stages.core.manifest import read_manifest
+from nanoskyrl.stages.core.runs import Run
+from nanoskyrl.stages.core.shards import read_parts
 
 ROOT = Path(__file__).parent.parent
 
@@ -76,3 +81,21 @@ def same_bytes(a: Path, b: Path) -> list[str]:
 
     left, right = files(a), files(b)
     return sorted(name for name in {*left, *right} if left.get(name) != right.get(name))
+
+
+def differing_rows(a: Run, b: Run, steps: int) -> list[str]:
+    """Return which rows of rollouts differ between two runs: tokens at all, log-probs by 1e-5."""
+    found = []
+    for step in range(steps):
+        rows = []
+        for run in (a, b):
+            place = run.stage(step, "rollout")
+            rows.append([row for part in read_parts(place, read_manifest(place)) for row in part.to_pylist()])
+        if len(rows[0]) != len(rows[1]):
+            found.append(f"step {step} has {len(rows[1])} rows, not {len(rows[0])}")
+        for one, other in zip(*rows, strict=False):
+            nats = [np.array(row["rollout_logprobs"], float) for row in (one, other)]
+            same = (one["trajectory_id"], one["response_ids"]) == (other["trajectory_id"], other["response_ids"])
+            if not same or np.abs(nats[0] - nats[1]).max(initial=0.0) >= 1e-5:
+                found.append(f"step {step}: trajectory {other['trajectory_id']} differs")
+    return found

@@ -21,6 +21,7 @@ from nanoskyrl.envs.base import Score, VerifierTimeout
 from nanoskyrl.stages.core.checked import PATH, PLACE, Checked, NonNegativeInt, PositiveFloat, PositiveInt
 from nanoskyrl.stages.core.digests import digest_json
 from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.safe_text import keep_secret, struck
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 TRIES = 3
@@ -111,6 +112,7 @@ class Judge:
     def _client(self) -> Any:
         import openai
 
+        keep_secret(os.environ.get(self.config.key_env))
         return openai.OpenAI(
             base_url=self.config.endpoint,
             api_key=os.environ.get(self.config.key_env) or "none",
@@ -186,12 +188,12 @@ class Judge:
                         "json_schema": {"name": "verdict", "strict": True, "schema": dict(schema)},
                     },
                 )  # fmt: skip
-                found = first_object(answer.choices[0].message.content)
+                found = first_object(struck(answer.choices[0].message.content or ""))
                 check(found)
             except openai.APITimeoutError as error:
                 raise VerifierTimeout(f"the judge did not answer in {self.config.timeout_seconds:g} s") from error
             except openai.OpenAIError as error:  # the client has tried again by itself
-                raise JudgeFailed(f"the judge did not answer: {type(error).__name__}: {error}") from error
+                raise JudgeFailed(struck(f"the judge did not answer: {type(error).__name__}: {error}")) from error
             except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
                 why = f"the judge's answer is no verdict: {type(error).__name__}: {error}"
                 continue

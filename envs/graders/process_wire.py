@@ -28,6 +28,13 @@ TESTS = "__main__"
 """Tests may stand behind `if __name__ == "__main__"`; the program's own main never runs."""
 
 
+CHANGING = (
+    "append", "extend", "insert", "pop", "remove", "clear", "sort", "reverse", "popitem", "setdefault", "update", "add",
+    "discard", "difference_update", "intersection_update", "symmetric_difference_update",
+)  # fmt: skip
+"""Methods of plain classes that change what they are called on."""
+
+
 class ProgramEnded(BaseException):
     """The other process is gone; no test may take that for an error of its own."""
 
@@ -59,9 +66,11 @@ class Far:
         vars(self).update(_wire=wire, _number=number, _base=base)
 
     def __getattr__(self, name: str) -> Any:
-        """Ask for an attribute."""
+        """Ask for an attribute, but for what the plain class of a subclass says without changing anything."""
         if name.startswith("__"):
             raise AttributeError(name)
+        if self._base is not None and hasattr(self._base, name) and name not in CHANGING:
+            return getattr(plain(self), name)
         return self._wire.ask("getattr", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -15,6 +15,8 @@ import sys
 import time
 from typing import IO, Any
 
+from nanoskyrl.stages.core.children import ending_with_us
+
 WORKERS = 2
 """Alive at once; more calls wait for one to be free."""
 MEMORY_LIMIT = 4 << 30
@@ -100,11 +102,13 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if quiet else None,
-            env={
-                **os.environ,
-                "PYTHONHASHSEED": "0",  # two workers must see sets of strings in one order
-                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            },
+            env=ending_with_us(
+                {
+                    **os.environ,
+                    "PYTHONHASHSEED": "0",  # two workers must see sets of strings in one order
+                    "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+                }
+            ),
             start_new_session=True,  # Ctrl-C is for us to hear
         )
 

@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any
 
 from nanoskyrl.envs.outside.common import need
+from nanoskyrl.stages.core.children import ending_with_us
 
 _STARTING = threading.Lock()
 
@@ -146,7 +147,8 @@ async def _process(command: list[str]) -> AsyncIterator[tuple[Any, Any]]:
     from mcp import StdioServerParameters
     from mcp.client.stdio import stdio_client
 
-    async with stdio_client(StdioServerParameters(command=command[0], args=command[1:])) as streams:
+    parameters = StdioServerParameters(command=command[0], args=command[1:], env=ending_with_us({}))
+    async with stdio_client(parameters) as streams:
         yield streams[0], streams[1]
 
 

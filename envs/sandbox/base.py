@@ -10,7 +10,6 @@ a failure of infrastructure, and never a wrong answer.
 """
 
 import importlib
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +18,7 @@ from types import ModuleType
 from typing import Literal
 
 from nanoskyrl.stages.core.checked import Checked, PositiveFloat, PositiveInt
+from nanoskyrl.stages.core.children import temporary_directory
 from nanoskyrl.stages.core.errors import SandboxError, SettingsError
 
 BACKENDS = {
@@ -70,8 +70,8 @@ def why_not(name: str) -> str | None:
         backend = _load(name)
         if why := backend.missing():
             return why
-        with tempfile.TemporaryDirectory(prefix="skyrl-sandbox-") as folder:
-            ran = backend.run_python("print(6 * 7)", "", {}, Limits(seconds=20.0), Path(folder))
+        with temporary_directory("skyrl-sandbox-") as folder:
+            ran = backend.run_python("print(6 * 7)", "", {}, Limits(seconds=20.0), folder)
     except Exception as error:  # libraries of the kernel's interfaces raise anything
         return f"{type(error).__name__}: {error}"
     return (
@@ -141,8 +141,8 @@ def run_python(
     for name in files or {}:
         if Path(name).name != name:
             raise SettingsError(f"`{name}` is no plain file name", hint="Files of a sandbox lie in one directory")
-    with tempfile.TemporaryDirectory(prefix="skyrl-sandbox-") as folder:
-        return chosen.run_python(code, stdin, files or {}, limits, Path(folder))
+    with temporary_directory("skyrl-sandbox-") as folder:
+        return chosen.run_python(code, stdin, files or {}, limits, folder)
 
 
 class PythonSession:

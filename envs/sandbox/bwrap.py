@@ -29,6 +29,7 @@ from nanoskyrl.envs.sandbox.processes import (
     python_argv,
     talk,
 )
+from nanoskyrl.stages.core.children import ending_with_us
 
 BOX = "/box"
 """Where a program's directory lies inside."""
@@ -172,7 +173,7 @@ def _run(argv: list[str], stdin: str, limits: Limits, scratch: str) -> Ran:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
+            env=ending_with_us({"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}),
             start_new_session=True,
         ) as process,
     ):

@@ -6,19 +6,24 @@ same seed every time, so a program's output repeats; sleeping takes no time.
 """
 
 import atexit
+import contextlib
 import importlib.util
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from nanoskyrl.envs.sandbox.base import Limits, Ran
+from nanoskyrl.stages.core.children import children_end_with_us
 
 GRACE_SECONDS = 1.0
 """After the program's own time, before the worker is killed."""
 
 _pools: dict[int, Any] = {}
 _starting = threading.Lock()
+_at_once = {"now": 0, "most": 0}
+"""Programs that run, and the most that ran since a worker was lost: with more, the pool starts another worker."""
 
 
 def missing() -> str | None:
@@ -61,11 +66,14 @@ def run_session(
     memory = [monty.MemoryFile(f"/{name}", content) for name, content in (files or {}).items()]
     reason: str | None = None
     error = ""
-    with _pool().checkout(
-        script_name="main.py",
-        limits={"max_feed_duration_secs": limits.seconds, "max_memory": limits.memory_mb << 20},
-        os_policy={"random_start": {"seed": 0}, "sleep": "zero"},
-    ) as session:
+    with (
+        _pool().checkout(
+            script_name="main.py",
+            limits={"max_feed_duration_secs": limits.seconds, "max_memory": limits.memory_mb << 20},
+            os_policy={"random_start": {"seed": 0}, "sleep": "zero"},
+        ) as session,
+        _looked_after(),
+    ):
         try:
             if state is not None:
                 session.load_session(state)
@@ -77,6 +85,7 @@ def run_session(
             )
         except monty.MontyCrashedError as crash:
             reason, error = "timeout" if crash.timed_out else "killed", str(crash)
+            _at_once["most"] = 0
         except monty.MontySyntaxError as wrong:
             reason, error = "error", wrong.display()
         except monty.MontyRuntimeError as wrong:
@@ -108,8 +117,25 @@ def _pool() -> Any:
         if os.getpid() not in _pools:
             pool = monty.Monty(feed_duration_limit_grace=GRACE_SECONDS)
             _pools[os.getpid()] = pool.__enter__()
+            _at_once.update(now=0, most=0)
             atexit.register(_stop, os.getpid())
         return _pools[os.getpid()]
+
+
+@contextlib.contextmanager
+def _looked_after() -> Iterator[None]:
+    """See to it that workers end with this process: the library gives them no environment of ours."""
+    with _starting:
+        _at_once["now"] += 1
+        new = _at_once["now"] > _at_once["most"]
+        _at_once["most"] = max(_at_once.values())
+    if new:
+        children_end_with_us("monty")
+    try:
+        yield
+    finally:
+        with _starting:
+            _at_once["now"] -= 1
 
 
 def _stop(pid: int) -> None:

@@ -5,6 +5,7 @@ The kernel limits each process; what all of them hold together is looked at from
 
 import contextlib
 import os
+import resource
 import selectors
 import signal
 import subprocess
@@ -35,6 +36,8 @@ FILES = 10_000
 """In each folder in memory, where a file takes a kilobyte that its size does not show."""
 SIGNALS = 256
 """That wait; the kernel counts them together with those of everything that the same user runs."""
+HELD = (b"Pss:", b"SwapPss:", b"VmPTE:")
+"""What the kernel tells of a process's memory, in kilobytes; a page that is only read counts by its table alone."""
 LOOK_SECONDS = 0.05
 ENDING_SECONDS = 0.1
 """For a process that closed its pipes to end, past the deadline."""
@@ -61,12 +64,19 @@ def limited(argv: list[str], limits: Limits) -> list[str]:
     # Should nobody be there to stop it at its deadline, it ends when all cores could have worked for so long.
     seconds = ceil(limits.seconds) * (os.cpu_count() or 1) + 1
     # A limit of 1 leaves no core; one of 0 would still give it to the program that the machine has for that.
-    words = (
-        f"--as={limits.memory_mb << 20} --fsize={limits.file_mb << 20} --core=1 --nofile={OPEN_FILES} "
-        f"--nproc={limits.processes} --cpu={seconds} --sigpending={SIGNALS}"
-    )
+    wanted = {
+        "as": limits.memory_mb << 20, "fsize": limits.file_mb << 20, "core": 1, "nofile": OPEN_FILES,
+        "nproc": limits.processes, "cpu": seconds, "sigpending": SIGNALS,
+    }  # fmt: skip
+    words = " ".join(f"--{kind}={_at_most(kind, value)}" for kind, value in wanted.items())
     script = f'for pid in 1 $$; do prlimit --pid $pid {words} || exit; done; exec "$@"'
     return ["/bin/sh", "-c", script, "sh", *argv]
+
+
+def _at_most(kind: str, value: int) -> int:
+    """Return a limit, or the one that we are under ourselves where that is lower: nobody may raise it."""
+    ours = resource.getrlimit(getattr(resource, f"RLIMIT_{kind.upper()}"))[1]
+    return value if ours == resource.RLIM_INFINITY else min(value, ours)
 
 
 def listed(path: str) -> list[str]:
@@ -87,7 +97,7 @@ def family(pid: int) -> Iterator[int]:
 
 
 def memory_of(pid: int) -> int:
-    """Return the bytes that a process holds, swapped ones too, of shared ones its share; 0 where it is gone.
+    """Return the bytes that a process holds, swapped or not, of shared ones its share; 0 where it is gone.
 
     Raises:
         PermissionError: it may not be looked at.
@@ -95,8 +105,9 @@ def memory_of(pid: int) -> int:
     # A first thread that ended holds nothing, and the others continue.
     for task in listed(f"/proc/{pid}/task"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            lines = Path(f"/proc/{pid}/task/{task}/smaps_rollup").read_bytes().splitlines()
-            if held := sum(int(line.split()[1]) for line in lines if line.startswith((b"Pss:", b"SwapPss:"))):
+            told = Path(f"/proc/{pid}/task/{task}")
+            lines = [*(told / "smaps_rollup").open("rb"), *(told / "status").open("rb")]
+            if held := sum(int(line.split()[1]) for line in lines if line.startswith(HELD)):
                 return held << 10
     return 0
 

@@ -50,7 +50,7 @@ VALUES = {
     "fcntl": (1, (1024, 1026, 1031)),  # F_SETLEASE, F_NOTIFY, F_SETPIPE_SZ
     "setsockopt": (2, (7, 8, 32, 33)),  # SO_SNDBUF, SO_RCVBUF and both by force: memory that no limit counts
     "socketpair": (0, (2, 10, 16, 30, 40)),  # all but AF_UNIX have none, in today's kernels
-    "ioctl": (1, (0x5412, 0x541C)),  # TIOCSTI and TIOCLINUX type into a terminal
+    "ioctl": (1, (0x5412, 0x541C, 0x5423)),  # TIOCSTI and TIOCLINUX type into a terminal, TIOCSETD loads drivers
 }
 """Calls that are refused where this argument is one of these."""
 REFUSED, ALLOWED, UNKNOWN = "refused", "allowed", "unknown"

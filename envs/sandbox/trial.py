@@ -30,6 +30,7 @@ from typing import Any
 
 from nanoskyrl.envs.sandbox.base import Ran, run_python
 from nanoskyrl.envs.sandbox.promises import PROMISES, Promise
+from nanoskyrl.stages.core.children import ending_with_us
 from nanoskyrl.stages.core.errors import SandboxError
 
 SCENE = "a name that only this process has"
@@ -242,7 +243,7 @@ def tried(backend: str, names: Sequence[str] = (), *, before: Sequence[str] = ()
         SandboxError: the process ended before it was done, of an attack or of itself.
     """
     command = [*before, sys.executable, "-m", "nanoskyrl.envs.sandbox.trial", backend, *names]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=ending_with_us())
     found = [json.loads(line) for line in done.stdout.splitlines()]
     wanted = len(names) or sum(len(promise.attacks) for promise in PROMISES.values())
     if len(found) != wanted:

@@ -6,9 +6,7 @@ command, the edits and the taking of the diff run in the sandbox; what the agent
 """
 
 import json
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from nanoskyrl.envs.base import Observation, Step, Task
 from nanoskyrl.envs.sandbox.base import Limits, Ran, full_python, run_command
 from nanoskyrl.envs.tools import Tool, ToolError, carry_out_all
 from nanoskyrl.eval.benchmarks.patches import commit_of, tidy
+from nanoskyrl.stages.core.children import drop_directory, ending_with_us, kept_directory
 from nanoskyrl.stages.core.errors import InputError
 
 LIMITS = Limits(seconds=60.0, memory_mb=2048, output_bytes=1 << 20, processes=64, file_mb=256)
@@ -62,16 +61,17 @@ def lay_out(repository: Path, commit: str, folder: Path) -> None:
         InputError: the repository does not have the commit.
     """
     archive = subprocess.run(
-        ["git", "-C", str(repository), "archive", "--format=tar", commit_of(commit)], capture_output=True, check=False
-    )
+        ["git", "-C", str(repository), "archive", "--format=tar", commit_of(commit)], capture_output=True, check=False,
+        env=ending_with_us(),
+    )  # fmt: skip
     if archive.returncode:
         raise InputError(
             f"`{repository}` has no commit {commit[:12]}: {archive.stderr.decode(errors='replace').strip()[:200]}",
             hint="Fetch it there",
         )
-    subprocess.run(["tar", "-x", "-f", "-", "-C", str(folder)], input=archive.stdout, check=True)
+    subprocess.run(["tar", "-x", "-f", "-", "-C", str(folder)], input=archive.stdout, check=True, env=ending_with_us())
     for words in (["init", "-q"], ["add", "-A", "-f"], ["commit", "-q", "--allow-empty", "-m", "base"]):
-        subprocess.run(["git", *IDENTITY, *words], cwd=folder, check=True, capture_output=True)
+        subprocess.run(["git", *IDENTITY, *words], cwd=folder, check=True, capture_output=True, env=ending_with_us())
 
 
 class CheckoutEpisode:
@@ -86,7 +86,7 @@ class CheckoutEpisode:
     def reset(self, task: Task, seed: int) -> Observation:
         """Copy the repository and pose the issue."""
         full_python()
-        self._folder = Path(tempfile.mkdtemp(prefix="skyrl-checkout-"))
+        self._folder = kept_directory("skyrl-checkout-")
         lay_out(self.repository, self.commit, self._folder)
         return Observation(
             messages=task.messages,
@@ -110,7 +110,7 @@ class CheckoutEpisode:
     def close(self) -> None:
         """Delete the copy."""
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            drop_directory(self._folder)
             self._folder = None
 
     def patch(self) -> str:

@@ -4,11 +4,11 @@ import json
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from nanoskyrl.envs.data_files import json_rows
+from nanoskyrl.stages.core.children import ending_with_us, temporary_directory
 from nanoskyrl.stages.core.errors import InputError
 
 _FENCED = re.compile(r"^```(?:diff|patch)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -60,9 +60,9 @@ def applies(patch: str, repository: Path, commit: str) -> bool:
     Raises:
         InputError: the repository does not have the commit.
     """
-    with tempfile.TemporaryDirectory(prefix="skyrl-patch-") as folder:
+    with temporary_directory("skyrl-patch-") as folder:
         # An index of its own: what is checked out does not matter, and stays.
-        env = {**os.environ, "GIT_INDEX_FILE": str(Path(folder) / "index")}
+        env = {**os.environ, "GIT_INDEX_FILE": str(folder / "index")}
         read = _git(repository, ["read-tree", commit_of(commit)], env)
         if read.returncode:
             raise InputError(
@@ -75,7 +75,7 @@ def _git(
     repository: Path, words: list[str], env: Mapping[str, str], stdin: str = ""
 ) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        ["git", "-C", str(repository), *words], input=stdin, capture_output=True, text=True, env=dict(env),
+        ["git", "-C", str(repository), *words], input=stdin, capture_output=True, text=True, env=ending_with_us(env),
         timeout=GIT_SECONDS, check=False, errors="replace",
     )  # fmt: skip
 

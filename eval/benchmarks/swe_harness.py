@@ -8,11 +8,9 @@ log, it must be the prediction's.
 import importlib
 import importlib.util
 import json
-import os
 import pkgutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 
 from nanoskyrl.eval.benchmarks.patches import predictions, tidy
 from nanoskyrl.eval.rows import Row
+from nanoskyrl.stages.core.children import ending_with_us, temporary_directory
 from nanoskyrl.stages.core.errors import EngineError, SettingsError
 
 LOG, PATCH = "test_output.txt", "patch.diff"
@@ -40,6 +39,7 @@ def why_not_docker() -> str | None:
             text=True,
             timeout=30,
             check=False,
+            env=ending_with_us(),
         )
     except FileNotFoundError:
         return "docker is not installed"
@@ -78,15 +78,14 @@ def evaluate_patch(row: Row, patch: str, model: str, timeout_seconds: int) -> di
     require_docker()
     check_layout(row)
     name = row["instance_id"]
-    with tempfile.TemporaryDirectory(prefix="skyrl-swebench-") as folder:
-        place = Path(folder)
+    with temporary_directory("skyrl-swebench-") as place:
         (place / "rows.json").write_text(json.dumps([row], default=str), encoding="utf-8")
         (place / "predictions.jsonl").write_bytes(predictions([(name, patch)], model))
         command = [
             sys.executable, "-m", "swebench.cli.cli", "eval", "rows.json", "-p", "predictions.jsonl", "-i", name,
             "--run-id", RUN_ID, "-j", "1", "-t", str(timeout_seconds),
         ]  # fmt: skip
-        ran = subprocess.run(command, cwd=place, capture_output=True, text=True, env={**os.environ}, check=False)
+        ran = subprocess.run(command, cwd=place, capture_output=True, text=True, env=ending_with_us(), check=False)
         found = find_log(place / "logs", name)
         if found is None:
             raise EngineError(

@@ -105,10 +105,10 @@ def checked(config: type, key: str, value: Any, table: str) -> Any:
     try:
         if not is_nan:
             return msgspec.convert(value, of)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):  # a lone surrogate is no text
         try:
             msgspec.convert(value, bare(of))
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise SettingsError(
                 f"`{table}.{key}` must be {type_text(of)}, not {value!r}", hint=str(error).split(" - ")[0]
             ) from error

@@ -11,8 +11,10 @@ import functools
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +171,30 @@ def _named(node: ast.AST, *, texts: bool) -> Iterator[str]:
         yield from (base, *(f"{base}{'' if base.endswith('.') else '.'}{alias.name}" for alias in node.names))
     elif texts and isinstance(node, ast.Constant) and (match := IN_TEXT.fullmatch(str(node.value))):
         yield match[1]
+
+
+def source_of(module: str, folders: Sequence[str] = ()) -> Path | None:
+    """Return the file that a module would be imported from, or is found in these folders; none is imported for that."""
+    path: Sequence[str] | None = [*sys.path, *folders]
+    spec = None
+    for place in range(1, module.count(".") + 2):
+        name = ".".join(module.split(".")[:place])
+        spec = PathFinder.find_spec(name, path)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+    return Path(spec.origin) if spec is not None and spec.origin and Path(spec.origin).is_file() else None
+
+
+def code_now(plugin: str, folders: Sequence[str] = ()) -> str | None:
+    """Return the digest that `plugin_digests` would record of a plug-in of the user's; None: its file is not found.
+
+    Args:
+        plugin: `module:attribute`.
+        folders: Where it is looked for besides.
+    """
+    module = plugin.partition(":")[0]
+    file = source_of(module, folders)
+    if file is None or file.suffix != ".py":
+        return None
+    return digest_json(imported([module], functools.partial(_source_beside, file, module)))

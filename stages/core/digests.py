@@ -29,9 +29,13 @@ def digest_file(path: Path) -> str:
     if type(path) in (PosixPath, WindowsPath) and path.stat().st_size >= LARGE:
         return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
     hasher = blake3()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            hasher.update(block)
+    try:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                hasher.update(block)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # which a failure to read what was opened does not say
+        raise
     return hasher.hexdigest()
 
 

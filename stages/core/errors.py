@@ -4,8 +4,9 @@ Everything else that is raised is a bug and keeps its traceback.
 """
 
 import contextlib
-import difflib
 from collections.abc import Iterable, Iterator
+
+from nanoskyrl.stages.core.safe_text import struck
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -23,8 +24,8 @@ class NanoskyrlError(Exception):
     exit_code = EXIT_USAGE
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
+        super().__init__(struck(message))
+        self.hint = None if hint is None else struck(hint)
 
 
 class SettingsError(NanoskyrlError):
@@ -91,7 +92,20 @@ def told_as(kind: type[NanoskyrlError], message: str, *wrong: type[Exception], h
         raise kind(f"{message}: {error}", hint=hint) from error
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Say whether memory was missing: the machine's, by Python or torch, or a GPU's."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Return "Did you mean `x`?" for the closest known word, or None."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"Did you mean `{close[0]}`?" if close else None
+    """Return "Did you mean `x`?" for the closest known word, or None; two letters exchanged are one mistake."""
+    from rapidfuzz import process
+    from rapidfuzz.distance import OSA, Indel
+
+    words = list(known)
+    for scorer in (OSA.normalized_similarity, Indel.normalized_similarity):
+        if found := process.extractOne(word, words, scorer=scorer, processor=str.lower, score_cutoff=0.6):
+            return f"Did you mean `{found[0]}`?"
+    return None

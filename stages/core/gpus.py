@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
+from nanoskyrl.stages.core.children import ending_with_us
 from nanoskyrl.stages.core.errors import SettingsError
 
 PATTERN = re.compile(r"cpu|[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*")
@@ -55,7 +56,7 @@ def driver_lines() -> list[str]:
         return []
     query = [program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        ran = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+        ran = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False, env=ending_with_us())
         if ran.returncode == 0:
             return [line.strip() for line in ran.stdout.splitlines() if line.strip()]
     return []

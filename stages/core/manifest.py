@@ -7,13 +7,14 @@ holds no clock and no host, so equal work gives equal bytes.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from nanoskyrl.stages.core.digests import canonical_json, digest_bytes
 from nanoskyrl.stages.core.errors import InputError, told_as
 from nanoskyrl.stages.core.pipeline import OURS
+from nanoskyrl.stages.core.storage import file_bytes
 from nanoskyrl.stages.core.trajectory import SCHEMA_VERSION
 
 MANIFEST, STARTED, SUMMARY = "_manifest.json", "_started.json", "_summary.json"
@@ -70,6 +71,13 @@ class Manifest:
     """Digests of everything that is not a part, such as `policy/model.safetensors`."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What else the stage found out and a later one needs, such as a policy's digest."""
+    seal: str | None = None
+    """Digest of all the rest, by which `verify` finds a changed manifest that no child names; None: made before."""
+
+    def sealed(self) -> "Manifest":
+        """Return the same with its seal."""
+        bare = replace(self, seal=None)
+        return replace(self, seal=digest_bytes(bare.to_bytes()))
 
     @property
     def digest(self) -> str:
@@ -84,7 +92,12 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Return the file's contents."""
-        return (json.dumps(asdict(self), indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+        return json_lines({name: value for name, value in asdict(self).items() if value is not None or name != "seal"})
+
+
+def json_lines(value: Any) -> bytes:
+    """Return JSON as our files hold it: keys sorted, one a line, so that equal values give equal bytes."""
+    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def located(directory: Path, name: str) -> Path:
@@ -108,7 +121,7 @@ def read_manifest(directory: Path, *, stage: str | Sequence[str] | None = None) 
         raise InputError(f"there is no directory `{directory}`", hint=f"Name a directory of shards{wanted}")
     place = located(directory, MANIFEST)
     try:
-        value = json.loads(place.read_bytes())
+        value = json.loads(file_bytes(place))
     except FileNotFoundError as error:
         if located(directory, STARTED).exists():
             found = read_started(directory).get("stage", "stage")

@@ -36,7 +36,16 @@ from nanoskyrl.stages.core.manifest import (
 )
 from nanoskyrl.stages.core.registry import package_version
 from nanoskyrl.stages.core.shards import part_name, read_part, write_part
-from nanoskyrl.stages.core.storage import TEMPORARY, locked, make_directory, remove_tree, sync_directory, write_whole
+from nanoskyrl.stages.core.storage import (
+    TEMPORARY,
+    is_local,
+    lock_of,
+    locked,
+    make_directory,
+    remove_tree,
+    sync_directory,
+    write_whole,
+)
 from nanoskyrl.stages.core.trajectory import SCHEMA_VERSION
 
 CLEARING = "clearing"
@@ -112,11 +121,22 @@ class Output:
             dropped=dict(sorted(counts.items())),
             files=folder_digests(self.directory),
             facts=dict(facts or {}),
-        )
+        ).sealed()
         write_whole(self.directory / MANIFEST, self.manifest.to_bytes())
         (self.directory / STARTED).unlink(missing_ok=True)
         sync_directory(self.directory)
         return self.manifest
+
+
+def tidy(directory: Path) -> None:
+    """Take away what a process left that was killed between its manifest and its end; one at work is let be."""
+    if (
+        is_finished(directory)
+        and is_local(directory)
+        and ((directory / STARTED).exists() or lock_of(directory).exists())
+    ):
+        with contextlib.suppress(OutputError), locked(directory):
+            (directory / STARTED).unlink(missing_ok=True)
 
 
 def part_files(directory: Path) -> list[Path]:
@@ -154,6 +174,7 @@ def open_output(
     output = Output(directory, head, dropped)
     if is_finished(directory) and not force:
         output.manifest = _finished_already(directory, head)
+        tidy(directory)
         yield output
         return
     make_directory(directory)
@@ -183,7 +204,6 @@ def _finished_already(directory: Path, head: Head) -> Manifest:
     manifest = read_manifest(directory)
     _refuse_difference(directory, head, dataclasses.asdict(manifest), "finished")
     _same_code(directory, head, manifest.code, "it stays")
-    (directory / STARTED).unlink(missing_ok=True)  # left by one that was killed after its manifest
     return manifest
 
 

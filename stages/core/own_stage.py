@@ -42,7 +42,7 @@ def run_own(
     """
     watch = Stopwatch()
     made, head = read_manifest(source, stage=stage.table), head_of_own(stage, source, config)
-    with open_output(output, head, force=force, dropped=_dropped) as out:
+    with open_output(output, head, force=force, dropped=dropped_rows) as out:
         if out.manifest is not None:
             return out.manifest
         for index, part in enumerate(made.parts):
@@ -74,7 +74,8 @@ def head_of_own(stage: Stage, source: Path, config: Any) -> Head:
     )
 
 
-def _dropped(table: pa.Table) -> Mapping[str, int]:
+def dropped_rows(table: pa.Table) -> Mapping[str, int]:
+    """Return the rows that were dropped from a part, by reason."""
     return json.loads((table.schema.metadata or {}).get(DROPPED, b"{}"))
 
 

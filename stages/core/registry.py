@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from nanoskyrl.stages.core.errors import NanoskyrlError, SettingsError, did_you_mean
+from nanoskyrl.stages.core.errors import NanoskyrlError, SettingsError, did_you_mean, is_out_of_memory
 
 ENVS = {
     "text_math": "nanoskyrl.envs.worlds.text_math.environment:TextMath",
@@ -152,13 +152,15 @@ def plugin_errors(what: str) -> Iterator[None]:
     """Turn whatever a plug-in raises inside the block into one error that names it.
 
     Raises:
-        SettingsError: the plug-in raised; errors of ours go through as they are.
+        SettingsError: the plug-in raised; errors of ours, and missing memory, go through as they are.
     """
     try:
         yield
     except NanoskyrlError:
         raise
     except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):  # which is seldom its fault
+            raise
         raise SettingsError(
             f"{what} failed: {type(error).__name__}: {error}", hint="Fix it; SKYRL_TRACEBACK=1 shows where it happened"
         ) from error

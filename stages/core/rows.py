@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nanoskyrl.stages.core.errors import InputError, told_as
+from nanoskyrl.stages.core.safe_text import struck, struck_values
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import (
     TOKEN_COLUMNS,
@@ -36,6 +37,9 @@ def to_json(value: Any) -> str:
     except ValueError:  # NaN and infinity are not JSON
         value = _without_nan(value)
         text = json.dumps(value, ensure_ascii=False)
+    if struck(text) != text:  # not the JSON itself: what is struck out could take a sign of it along
+        value = struck_values(value)
+        text = json.dumps(value, ensure_ascii=False)
     return text if text.isascii() or _encodable(text) else json.dumps(value)
 
 
@@ -56,7 +60,8 @@ def _encodable(text: str) -> bool:
 
 
 def clean_text(text: str) -> str:
-    """Return text that UTF-8 can hold: lone surrogates become `?`."""
+    """Return text that may be stored: without our keys, and lone surrogates, which UTF-8 cannot hold, become `?`."""
+    text = struck(text)
     return text if _encodable(text) else text.encode(errors="replace").decode()
 
 

@@ -45,6 +45,8 @@ class RunConfig(Checked):
     folders: tuple[str, ...] = field(default=(), metadata=PLACE | PATH)
     """Where modules are imported from that the settings name, beside Python's own folders. A command that keeps such a
     setting adds the folder that it found the module in."""
+    trust_remote_code: bool = False
+    """Run code that lies in a policy's folder, as `auto_map` in its config asks; without, it is never run."""
 
 
 @dataclass(frozen=True, slots=True)

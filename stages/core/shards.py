@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from nanoskyrl.stages.core.digests import digest_bytes
 from nanoskyrl.stages.core.errors import InputError, told_as
 from nanoskyrl.stages.core.manifest import Manifest
-from nanoskyrl.stages.core.storage import whole_file
+from nanoskyrl.stages.core.storage import file_bytes, whole_file
 from nanoskyrl.stages.core.trajectory import RENAMED, SCHEMA_KEY, SCHEMA_VERSION
 
 COMPRESSION_LEVEL = 1
@@ -79,7 +79,7 @@ def read_part(path: Path, digest: str | None = None, columns: Sequence[str] | No
             lacks a column, or was written under a newer schema.
     """
     try:
-        data = path.read_bytes()
+        data = file_bytes(path)
     except FileNotFoundError as error:
         raise InputError(f"`{path}` is missing", hint="Run the stage that writes it again, with `--force`") from error
     except OSError as error:
@@ -94,6 +94,7 @@ def read_part(path: Path, digest: str | None = None, columns: Sequence[str] | No
         f"`{path}` is not a readable Parquet file",
         pa.ArrowException,
         OSError,
+        UnicodeDecodeError,
         hint="Run the stage that writes it again",
     ):
         file = pq.ParquetFile(pa.BufferReader(data))
@@ -102,6 +103,8 @@ def read_part(path: Path, digest: str | None = None, columns: Sequence[str] | No
         # Without threads: pyarrow's pool can abort a process that exits (apache/arrow#39162), and is no faster.
         # Not by `read_table`, which starts one of the pool's threads whatever it is given.
         table = file.read(columns=wanted, use_threads=False)
+        if digest is None:  # else its bytes are those that were written
+            table.validate(full=True)
     if renamed:
         now = {then: name for name, then in renamed.items()}
         table = table.rename_columns([now.get(name, name) for name in table.column_names])

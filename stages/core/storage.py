@@ -5,6 +5,8 @@ show an object only when its upload has ended, so there it is written as it is.
 """
 
 import contextlib
+import errno
+import fcntl
 import io
 import os
 import re
@@ -61,6 +63,17 @@ def read_named(name: str, what: str, hint: str) -> str:
     if not path.is_file():
         raise InputError(f"there is no {what} `{name}`", hint=hint)
     return path.read_text(encoding="utf-8-sig")
+
+
+def file_bytes(path: Path) -> bytes:
+    """Return what is in a file that a stage wrote; a device or pipe in its place might never end.
+
+    Raises:
+        OSError: it cannot be read, or is no file.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "It is no file", str(path))
+    return path.read_bytes()
 
 
 def is_local(path: Path) -> bool:
@@ -146,6 +159,16 @@ def make_directory(path: Path) -> None:
         ) from error
 
 
+def as_usual(file: Path) -> None:
+    """Give a file the permissions that files made here get; what saves safetensors makes them for its user alone."""
+    probe = file.with_name(file.name + TEMPORARY)
+    probe.touch()
+    usual = probe.stat().st_mode
+    probe.unlink()
+    if file.stat().st_mode != usual:
+        file.chmod(usual)
+
+
 def remove_tree(path: Path) -> None:
     """Delete a directory, local or not, if it is there."""
     if not path.exists():
@@ -181,18 +204,38 @@ def locked(directory: Path, held: OutputError | None = None) -> Iterator[None]:
     if not is_local(directory):
         yield
         return
-    import filelock
-
-    # Kept out of the directory, whose files are all accounted for.
-    place = f"nanoskyrl-{os.getuid()}-{digest_bytes(str(directory.resolve()).encode())[:16]}.lock"
-    lock = filelock.FileLock(str(Path(tempfile.gettempdir()) / place))
+    place = lock_of(directory)
     try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout as error:
+        lock = _take(place)
+    except BlockingIOError as error:
         raise held or OutputError(
             f"another process is writing `{directory}`", hint="Wait for it, or name another output"
         ) from error
     try:
         yield
     finally:
-        lock.release()
+        # While it is held: whoever opened it meanwhile finds another one, or none, in its place, and looks again.
+        place.unlink(missing_ok=True)
+        os.close(lock)
+
+
+def lock_of(directory: Path) -> Path:
+    """Return the file that stands for a directory's lock; kept out of it, for its files are all accounted for."""
+    name = f"nanoskyrl-{os.getuid()}-{digest_bytes(str(directory.resolve()).encode())[:16]}.lock"
+    return Path(tempfile.gettempdir()) / name
+
+
+def _take(place: Path) -> int:
+    """Return the handle of a lock file that is ours now, or raise BlockingIOError."""
+    while True:
+        with write_errors(place):
+            lock = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.fstat(lock).st_ino == place.stat().st_ino:
+                    return lock
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)  # of one who let go while we opened it

@@ -18,6 +18,7 @@ from typing import IO, Any, Literal
 from nanoskyrl.stages.core.checked import PLACE, Checked, NonNegativeInt, PositiveFloat, PositiveInt
 from nanoskyrl.stages.core.digests import digest_json
 from nanoskyrl.stages.core.errors import EngineError, SettingsError
+from nanoskyrl.stages.core.safe_text import keep_secret, struck
 from nanoskyrl.stages.engines.base import UNREACHABLE, ChatEngine, ChatRequest, Reply, SamplingParams
 from nanoskyrl.stages.engines.chat_wire import text_of, to_wire
 
@@ -183,6 +184,7 @@ class OpenaiEngine(ChatEngine):
         if self._client is None:
             import openai
 
+            keep_secret(os.environ.get(self.config.key_env))
             self._client = openai.AsyncOpenAI(
                 base_url=self.config.base_url,
                 api_key=os.environ.get(self.config.key_env) or "none",
@@ -217,7 +219,7 @@ def _as_reply(answer: Any) -> Reply:
         for call in message.get("tool_calls") or ()
     ]
     return Reply(
-        text=text_of(message.get("content"), calls),
+        text=struck(text_of(message.get("content"), calls)),
         finish_reason="length" if choice.get("finish_reason") == "length" else "stop",
         prompt_tokens=_count(usage, "prompt_tokens"),
         completion_tokens=_count(usage, "completion_tokens"),
@@ -232,5 +234,5 @@ def _count(usage: Any, name: str) -> int | None:
 
 
 def _short(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    text = struck(" ".join(str(error).split()))
     return text if len(text) <= REFUSALS_SHOWN else f"{text[:REFUSALS_SHOWN]}..."

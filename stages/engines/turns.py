@@ -19,6 +19,7 @@ from nanoskyrl.envs.memory import Memory
 from nanoskyrl.envs.messages import tidy_messages
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.metrics import Stopwatch
+from nanoskyrl.stages.core.safe_text import struck
 from nanoskyrl.stages.core.trajectory import STOP_REASONS, Trajectory, Turn
 from nanoskyrl.stages.engines.base import (
     ChatRequest,
@@ -133,7 +134,10 @@ class Attempt:
 
     def _tidy(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages as they can be shown: chat templates write text, and endpoints take pictures, too."""
-        return tidy_messages(messages, pictures=not isinstance(self.speech, Renderer))
+        return [
+            {**message, "content": struck(message["content"])} if isinstance(message.get("content"), str) else message
+            for message in tidy_messages(messages, pictures=not isinstance(self.speech, Renderer))
+        ]
 
     @property
     def ended(self) -> bool:

@@ -7,17 +7,16 @@ torchrun they find each other by the environment that it sets.
 
 import logging
 import os
-import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import psutil
 import torch
 
+from nanoskyrl.stages.core.children import MARK, ending_with_us, temporary_directory
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.learning import rank_errors
 from nanoskyrl.stages.learning.train_config import ZERO_BUCKET, OptimizerConfig, strategy_or_default
@@ -198,21 +197,24 @@ def launch(arguments: Sequence[str], processes: int) -> None:
     import sys
     import uuid
 
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _silence(("torch.distributed.elastic", "torch.distributed.launcher"))
-    config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=processes, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1,
-        # At SIGINT they are ended by SIGTERM: Python that is starting would print what it was at.
-        signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="nanoskyrl-") as scratch:
-        told = {rank_errors.PLACE: scratch}
+    with temporary_directory("nanoskyrl-") as scratch:
+        config = LaunchConfig(
+            min_nodes=1, max_nodes=1, nproc_per_node=processes, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1,
+            # Else torch makes a folder of its own, and leaves it.
+            logs_specs=DefaultLogsSpecs(log_dir=str(scratch / "logs")),
+            # At SIGINT they are ended by SIGTERM: Python that is starting would print what it was at.
+            signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
+        )  # fmt: skip
+        told = {rank_errors.PLACE: str(scratch), MARK: ending_with_us()[MARK]}
         if "OMP_NUM_THREADS" not in os.environ:  # accelerate would choose, and warn
             told["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // processes))
+        before = {name: os.environ.get(name) for name in told}
         os.environ |= told
         others = {child.pid for child in psutil.Process().children()}
         try:
@@ -221,10 +223,13 @@ def launch(arguments: Sequence[str], processes: int) -> None:
             raise KeyboardInterrupt from error
         except ChildFailedError as error:
             codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-            raise rank_errors.read_error(Path(scratch), codes, processes) from None
+            raise rank_errors.read_error(scratch, codes, processes) from None
         finally:
-            for name in told:
-                del os.environ[name]
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
             # Interrupted while it starts them, torch forgets those that have begun: they would wait for ever.
             _end([child for child in psutil.Process().children() if child.pid not in others])
 

@@ -5,6 +5,7 @@ another: a run may change to an algorithm without a critic, and back.
 """
 
 import contextlib
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,10 +125,12 @@ class PlainStrategy:
         lr = float(self.trained[0].scheduler.get_last_lr()[0])
         norms = [each.clip_gradient() for each in self.trained]
         finite = bool(np.isfinite(norms).all())
-        for each in self.trained:
-            if finite:
-                each.step()
-            each.scheduler.step()
+        with warnings.catch_warnings():  # torch wonders why the first step was skipped
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+            for each in self.trained:
+                if finite:
+                    each.step()
+                each.scheduler.step()
         return StepResult(norms[0], lr, not finite, *norms[1:])
 
     def gathered(self) -> dict[str, Tensor] | None:

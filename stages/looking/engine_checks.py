@@ -5,7 +5,6 @@ same seeds draw the same tokens, that new weights are used, and that old ones am
 """
 
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from nanoskyrl.stages.core.children import temporary_directory
 from nanoskyrl.stages.core.config import plugin_config
 from nanoskyrl.stages.core.errors import InputError, NanoskyrlError, ProofError, SettingsError
 from nanoskyrl.stages.engines.base import Request, SamplingParams, TokenEngine, make_engine
@@ -58,11 +58,11 @@ def examine_engine(name: str, policy: Path, settings: dict[str, dict[str, Any]])
             # On a GPU batches round differently, and a token in some hundreds turns.
             Check("seeds repeat themselves", True, f"{same} of {SEQUENCES} sequences", needed=False),
         ]
-        with tempfile.TemporaryDirectory(prefix="nanoskyrl-doctor-") as folder:
-            step = step_away(policy, Path(folder) / "step")
+        with temporary_directory("nanoskyrl-doctor-") as folder:
+            step = step_away(policy, folder / "step")
             checks.append(_tried("a small step arrives", lambda: _changes(engine, step, prompt)))
             if isinstance(engine, VllmEngine):
-                stale = step_away(policy, Path(folder) / "stale", keep=_a_layer(policy))
+                stale = step_away(policy, folder / "stale", keep=_a_layer(policy))
                 checks.append(_tried("a stale layer is found", lambda: _finds(engine, stale, step)))
         return checks
     finally:

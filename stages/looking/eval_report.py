@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from nanoskyrl.eval.compare import paired
@@ -16,6 +15,7 @@ from nanoskyrl.eval.metrics import successes_by_task, summarize
 from nanoskyrl.stages.core.errors import InputError, told_as
 from nanoskyrl.stages.core.manifest import SUMMARY, Manifest, located, read_manifest
 from nanoskyrl.stages.core.shards import read_parts
+from nanoskyrl.stages.looking.console import SafeConsole
 
 COLUMNS = 4
 """Evaluations side by side in one block of the table: as many as a terminal takes with their names whole."""
@@ -96,7 +96,7 @@ def _written(value: Any, kind: str) -> str:
 
 
 def _text(grid: Table) -> str:
-    console = Console(file=io.StringIO(), width=1 << 12)  # names and labels are never cut
+    console = SafeConsole(file=io.StringIO(), width=1 << 12)  # names and labels are never cut
     console.print(grid)
     return "\n".join(line.rstrip() for line in console.file.getvalue().split("\n")).strip("\n")  # type: ignore[attr-defined]
 

@@ -1,6 +1,5 @@
 """A policy of a run as a directory for others: what transformers, peft and vLLM load, with a model card."""
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +7,10 @@ from typing import Any, Literal
 
 from nanoskyrl.stages.core.checked import Checked
 from nanoskyrl.stages.core.errors import InputError, OutputError, SettingsError
+from nanoskyrl.stages.core.leftovers import remove_leftovers, scratch_beside
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.runs import EVALUATIONS, NUMBER, Run
-from nanoskyrl.stages.core.storage import as_path, make_directory, sync_tree, write_errors
+from nanoskyrl.stages.core.storage import as_path, as_usual, make_directory, sync_tree, write_errors
 from nanoskyrl.stages.engines.task_order import weights_of
 from nanoskyrl.stages.looking.eval_report import summary_of
 from nanoskyrl.stages.models.policy import POLICY_JSON, check_policy, is_adapter, policy_digest, policy_files, read_info
@@ -73,15 +73,15 @@ def export(run: Run, version: int, output: Path, config: ExportConfig = ExportCo
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise OutputError(f"`{output}` is there already", hint="Name another directory, or delete it")
     make_directory(output.parent)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as scratch:
-        place = Path(scratch) / "model"
+    remove_leftovers(output.parent)
+    with scratch_beside(output) as scratch:
+        place = scratch / "model"
         place.mkdir()
         _write_weights(policy, place, config)
         with write_errors(output):
             (place / CARD).write_text(card(run, version, adapter=is_adapter(place)), encoding="utf-8")
             for file in place.iterdir():
-                file.chmod(0o644)  # what saves safetensors makes them for its user alone
-            place.chmod(0o755)
+                as_usual(file)
             sync_tree(place)
             if output.is_dir():
                 output.rmdir()

@@ -1,6 +1,5 @@
 """How far an engine's log-probs are from the trainer's, on what the engine samples with a policy."""
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pyarrow as pa
 import torch
 
 from nanoskyrl.algos.kl import kl
+from nanoskyrl.stages.core.children import temporary_directory
 from nanoskyrl.stages.core.config import merge, stage_config
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.shards import read_parts
@@ -32,9 +32,9 @@ def measure_gap(policy: Path, settings: dict[str, dict[str, Any]]) -> dict[str, 
         tokens; kl/mean, of the engine against the trainer, nats a token (k3, as `policy/rollout_train_kl`);
         abs_diff/mean, abs_diff/p99 and abs_diff/max in nats; ratio/max of trainer to engine.
     """
-    with tempfile.TemporaryDirectory(prefix="nanoskyrl-gap-") as folder:
+    with temporary_directory("nanoskyrl-gap-") as folder:
         asked = merge({"rollout": ROWS}, settings, {"run": {"policy": str(policy.resolve())}})
-        session = Session(Run(Path(folder) / "run"), asked)
+        session = Session(Run(folder / "run"), asked)
         outcome = session.rollout(0)
         table = pa.concat_tables(read_parts(outcome.output, outcome.manifest))
         learner = Learner(stage_config(asked, "train"))

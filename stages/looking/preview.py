@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from nanoskyrl.stages.core.rows import row_arrays
+from nanoskyrl.stages.looking.console import SafeConsole
 
 PIPED = 160
 SHOWN = (
@@ -38,8 +39,8 @@ def advantage_of(table: pa.Table, row: int) -> str:
 
 def _console(file: IO[str] | None) -> Console:
     """Return a console; into a file or a pipe lines are as long as they need to be."""
-    found = Console(file=file)
-    return found if found.is_terminal else Console(file=file, width=PIPED)
+    found = SafeConsole(file=file)
+    return found if found.is_terminal else SafeConsole(file=file, width=PIPED)
 
 
 def show_advantages(table: pa.Table, limit: int = 64, file: IO[str] | None = None) -> None:

@@ -16,13 +16,14 @@ from nanoskyrl.envs.tool_formats.own import calls_in_words
 from nanoskyrl.stages import rollout as rollout_stage, score as score_stage
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import PASSES_ON, Manifest, is_finished, read_manifest
-from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics
+from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics, seconds_of_stages
 from nanoskyrl.stages.core.pipeline import RESERVED, STAGES
 from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import Trajectory
+from nanoskyrl.stages.looking.console import SafeConsole
 from nanoskyrl.stages.looking.curve import curve, success_keys
 from nanoskyrl.stages.looking.preview import advantage_of
 from nanoskyrl.stages.models.policy import count_parameters, is_adapter, policy_digest, policy_files, read_info
@@ -139,7 +140,7 @@ def show(
     """
     if limit < 1:
         raise SettingsError(f"`--limit` must be at least 1, not {limit}", hint="Leave it out for 10")
-    console = Console(file=file)
+    console = SafeConsole(file=file)
     if place.suffix == ".parquet":
         table = read_part(place)
         if {"trajectory_id", "ratio_mean"} <= set(table.column_names):  # of `train`, whose module would load torch
@@ -319,7 +320,7 @@ def _run_table(run: Run, limit: int) -> Table:
             number_in(train, "policy/policy_entropy"),
             number_in(train, "policy/ppo_kl"),
             number_in(train, "train/grad_norm"),
-            number_in(loop, "timing/total") or _seconds_by_hand(lines, step),
+            number_in(loop, "timing/total") or seconds_of_stages(lines, step, _stages_in(lines)),
         )
         grid.add_row(str(step), done, *("" if value is None else f"{value:.3g}" for value in values))
     return grid
@@ -331,12 +332,6 @@ def _readable(directory: Path) -> Manifest | None:
         return read_manifest(directory) if is_finished(directory) else None
     except InputError:
         return None
-
-
-def _seconds_by_hand(lines: list[dict[str, Any]], step: int) -> float | None:
-    """Return the seconds of a step's stages, for a step that no loop timed."""
-    found = [number_in(line, "timing/total") for stage in _stages_in(lines) if (line := latest(lines, stage).get(step))]
-    return sum(value for value in found if value is not None) or None
 
 
 def _stages_in(lines: list[dict[str, Any]]) -> list[str]:

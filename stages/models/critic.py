@@ -15,10 +15,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from nanoskyrl.stages.core.errors import InputError, SettingsError, told_as
-from nanoskyrl.stages.core.storage import make_directory
+from nanoskyrl.stages.core.storage import as_usual, make_directory
 from nanoskyrl.stages.models.kv_cache import without_wrapper
 from nanoskyrl.stages.models.packing import hidden_states, is_packing, pack_of, prepare_packing
 from nanoskyrl.stages.models.policy import CRITIC, check_critic
+from nanoskyrl.stages.models.remote_code import trust
 from nanoskyrl.stages.models.rows_alone import decoder_of
 
 HEAD, DESCRIPTION = "value_head.safetensors", "critic.json"
@@ -116,7 +117,7 @@ def load_critic(policy: Path, model: Any, backbone: str | None, *, dtype: torch.
         hint="Run `skyrl train` again with `--force`",
     ):
         kind = json.loads((folder / DESCRIPTION).read_bytes())["backbone"]
-        decoder = AutoModel.from_pretrained(folder, dtype=dtype) if kind == "own" else None
+        decoder = AutoModel.from_pretrained(folder, dtype=dtype, **trust()) if kind == "own" else None
         if decoder is not None:
             prepare_packing(decoder)
         critic = Critic(cast(nn.Module, decoder), base.config.get_text_config().hidden_size)
@@ -137,5 +138,7 @@ def save_critic(critic: Critic, policy: Path) -> None:
         cast(Any, critic.backbone).save_pretrained(folder)
     state = {name: value.detach().cpu().contiguous() for name, value in critic.head.state_dict().items()}
     save_file(state, folder / HEAD)
+    for file in folder.glob("*.safetensors"):
+        as_usual(file)
     kind = "own" if critic.backbone is not None else "shared"
     (folder / DESCRIPTION).write_text(json.dumps({"backbone": kind}) + "\n")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.models.policy import TOKENIZER_FILES, find_base, is_adapter, read_errors, text_config
+from nanoskyrl.stages.models.remote_code import trust
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +33,7 @@ def load_tokenizer(path: Path) -> Any:
     if is_adapter(path) and not any((path / name).is_file() for name in TOKENIZER_FILES):
         path = find_base(path)
     with read_errors(f"the tokenizer of `{path}`"):
-        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, **trust())
         if not isinstance(tokenizer.model_max_length, int | float):
             raise TypeError(f"model_max_length is {tokenizer.model_max_length!r}")
     return tokenizer
@@ -56,7 +57,7 @@ def load_model(path: Path, *, dtype: "torch.dtype", device: str, quantization: s
     logging.disable_progress_bar()
     base = find_base(path) if is_adapter(path) else path
     with read_errors(base / "config.json", "Check it against the config of a model of its kind"):
-        config: Any = AutoConfig.from_pretrained(base)
+        config: Any = AutoConfig.from_pretrained(base, **trust())
     context = getattr(config, "max_position_embeddings", 1)
     if not isinstance(context, int) or context < 1:
         raise InputError(
@@ -64,7 +65,11 @@ def load_model(path: Path, *, dtype: "torch.dtype", device: str, quantization: s
         )
     with read_errors(f"the model of `{base}`", "Check its config and weights, and its generation config"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            base, dtype=dtype, output_loading_info=True, **(_quantized(dtype, device) if quantization else {})
+            base,
+            dtype=dtype,
+            output_loading_info=True,
+            **trust(),
+            **(_quantized(dtype, device) if quantization else {}),
         )
         model, loading = loaded
     if missing := sorted(loading.get("missing_keys", ())):

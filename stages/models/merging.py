@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from nanoskyrl.stages.core.storage import write_errors
 from nanoskyrl.stages.models.loading import load_model
 from nanoskyrl.stages.models.policy import POLICY_JSON, find_base, is_adapter, is_weights, policy_files
+from nanoskyrl.stages.models.remote_code import trust
 
 
 def merge_adapter(adapter: Path, output: Path, *, dtype: torch.dtype | None = None) -> None:
@@ -38,7 +39,7 @@ def stored_dtype(model: Path) -> torch.dtype:
     """Return the type that a model's config says its weights have; float32 where it says none."""
     from transformers import AutoConfig
 
-    found = getattr(AutoConfig.from_pretrained(model), "dtype", None)
+    found = getattr(AutoConfig.from_pretrained(model, **trust()), "dtype", None)
     return found if isinstance(found, torch.dtype) else torch.float32
 
 

@@ -10,15 +10,15 @@ import contextlib
 import json
 import math
 import shutil
-import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from nanoskyrl.stages.core.digests import digest_file, digest_json
+from nanoskyrl.stages.core.digests import digest_bytes, digest_file, digest_json
 from nanoskyrl.stages.core.errors import InputError, NanoskyrlError, OutputError, did_you_mean
+from nanoskyrl.stages.core.leftovers import remove_leftovers, scratch_beside
 from nanoskyrl.stages.core.storage import as_path, link_or_copy, make_directory, sync_directory, write_whole
 
 STARTER = "starter"
@@ -29,9 +29,9 @@ CRITIC = "critic"
 PATTERNS = (
     "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json", "config.json",
     "generation_config.json", "adapter_config.json", "adapter_model.bin", "tokenizer*", "special_tokens_map.json",
-    "added_tokens.json", "vocab.*", "merges.txt", "chat_template.*",
+    "added_tokens.json", "vocab.*", "merges.txt", "chat_template.*", "*.py",
 )  # fmt: skip
-"""Files that make a policy; what else lies beside them is not part of it."""
+"""Files that make a policy, code that its config names among them; what else lies beside them is not part of it."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 
 
@@ -53,6 +53,17 @@ class PolicyInfo:
     """Digest of what lies in `critic/`; None: PPO did not train this policy."""
     merged: str | None = None
     """Digest of the adapter that was merged into its base to make this policy, for one that came from outside."""
+    seal: str | None = None
+    """Digest of all the rest, for one that came from outside: no manifest holds the digest of its policy.json."""
+
+    def to_bytes(self) -> bytes:
+        """Return the file's contents."""
+        plain = {name: value for name, value in asdict(self).items() if value is not None or name != "seal"}
+        return (json.dumps(plain, sort_keys=True) + "\n").encode()
+
+    def sealed(self) -> "PolicyInfo":
+        """Return the same with its seal."""
+        return replace(self, seal=digest_bytes(replace(self, seal=None).to_bytes()))
 
 
 def resolve_policy(name: str) -> Path:
@@ -220,7 +231,7 @@ def model_name(policy: Path) -> str:
 
 def write_info(path: Path, info: PolicyInfo) -> None:
     """Write `policy.json`."""
-    write_whole(path / POLICY_JSON, (json.dumps(asdict(info), sort_keys=True) + "\n").encode())
+    write_whole(path / POLICY_JSON, info.to_bytes())
 
 
 def publish(source: Path, target: Path, *, name: str | None = None, merged: str | None = None) -> str:
@@ -242,24 +253,23 @@ def publish(source: Path, target: Path, *, name: str | None = None, merged: str 
                 f"`{target}` already holds another policy", hint="Start another run, or move the old one away"
             )
         return digest
-    make_directory(target.parent)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    remove_leftovers(target.parent)
     try:
-        for file in policy_files(source):
-            # A directory from outside may change under us; what training wrote does not.
-            (link_or_copy if name is None else shutil.copyfile)(file, scratch / file.name)
-        if name is None and (source / CRITIC).is_dir():
-            make_directory(scratch / CRITIC)
-            for file in (source / CRITIC).iterdir():
-                link_or_copy(file, scratch / CRITIC / file.name)
-            sync_directory(scratch / CRITIC)
-        write_info(scratch, read_info(source) if name is None else PolicyInfo(source=name, merged=merged))
-        scratch.chmod(0o755)
-        sync_directory(scratch)
-        scratch.rename(target)
+        with scratch_beside(target) as scratch:
+            for file in policy_files(source):
+                # A directory from outside may change under us; what training wrote does not.
+                (link_or_copy if name is None else shutil.copyfile)(file, scratch / file.name)
+            if name is None and (source / CRITIC).is_dir():
+                make_directory(scratch / CRITIC)
+                for file in (source / CRITIC).iterdir():
+                    link_or_copy(file, scratch / CRITIC / file.name)
+                sync_directory(scratch / CRITIC)
+            info = read_info(source) if name is None else PolicyInfo(source=name, merged=merged).sealed()
+            write_info(scratch, info)
+            sync_directory(scratch)
+            scratch.rename(target)
         sync_directory(target.parent)
     except OSError as error:
-        shutil.rmtree(scratch, ignore_errors=True)
         if target.is_dir() and policy_digest(target) == digest:  # another process was there first
             return digest
         raise OutputError(

@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
-from nanoskyrl.stages.core.storage import TEMPORARY, link_or_copy, make_directory, write_errors
+from nanoskyrl.stages.core.storage import TEMPORARY, as_usual, link_or_copy, make_directory, write_errors
 from nanoskyrl.stages.models.critic import Critic, save_critic
 from nanoskyrl.stages.models.policy import POLICY_JSON, is_weights, policy_files
 
@@ -52,6 +52,7 @@ def write_policy(
         model.save_pretrained(scratch, **whole)
         for file in policy_files(Path(scratch)):
             file.rename(policy / file.name)
+            as_usual(policy / file.name)
     # The tokenizer is the parent's, byte for byte. A directory from outside may change under us: copy that.
     take = link_or_copy if (start / POLICY_JSON).is_file() else shutil.copyfile
     with write_errors(policy):

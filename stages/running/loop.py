@@ -4,6 +4,7 @@ It calls the stages as a shell script would, in one process that keeps engine an
 up. Killed anywhere, it resumes at the first step without a finished sync.
 """
 
+import contextlib
 import gc
 import json
 import time
@@ -23,13 +24,14 @@ from nanoskyrl.stages.core.config import (
     to_plain,
     with_later_keys,
 )
-from nanoskyrl.stages.core.errors import ConflictError, InputError, told_as
+from nanoskyrl.stages.core.errors import ConflictError, InputError, OutputError, told_as
+from nanoskyrl.stages.core.leftovers import remove_leftovers
 from nanoskyrl.stages.core.manifest import first_difference
-from nanoskyrl.stages.core.metrics import MetricsLog, latest, read_metrics
-from nanoskyrl.stages.core.output import discard
+from nanoskyrl.stages.core.metrics import MetricsLog, latest, read_metrics, seconds_of_stages
+from nanoskyrl.stages.core.output import discard, tidy
 from nanoskyrl.stages.core.pipeline import STAGES, training_half
 from nanoskyrl.stages.core.registry import lookup
-from nanoskyrl.stages.core.runs import Run
+from nanoskyrl.stages.core.runs import EVALUATIONS, Run
 from nanoskyrl.stages.core.stopping import terminated_as_interrupted
 from nanoskyrl.stages.core.storage import locked, write_whole
 from nanoskyrl.stages.engines.task_order import weights_of
@@ -40,6 +42,7 @@ from nanoskyrl.stages.running.overlap import overlapped
 from nanoskyrl.stages.running.placement import Placement, placement_of
 from nanoskyrl.stages.running.run_settings import given_settings, remember, replace_settings, whole_in
 from nanoskyrl.stages.running.session import Session
+from nanoskyrl.stages.running.standing_trainer import STOP_FILE
 from nanoskyrl.stages.running.trackers import Trackers, check_trackers
 from nanoskyrl.stages.running.trainer_process import TrainerProcess
 
@@ -181,8 +184,9 @@ def _steps(
         _check_settings(run, resolved)
     write_whole(run.root / RESOLVED, (json.dumps(resolved, indent=2, sort_keys=True) + "\n").encode())
     keep()
+    _tidy(session, first, config.keep_states)
     MetricsLog(run.metrics).write("startup", {"timing/startup": _seconds_since_start()})
-    if first < config.steps:
+    if first <= config.steps:  # a finished loop, too, owes the evaluation in which it was killed
         _evaluate(session, first, config, report, force=force)
 
     def done(step: int) -> None:
@@ -211,6 +215,25 @@ def _steps(
         MetricsLog(run.metrics, step).write("loop", {"timing/total": time.perf_counter() - began})
         done(step)
     return max(0, config.steps - first)
+
+
+def _tidy(session: Session, first: int, keep_states: int) -> None:
+    """Do what a loop that was killed between two steps still had to, and take away what it left."""
+    run, last = session.run, first - 1
+    remove_leftovers(run.policy(0).parent)
+    evaluated = (run.root / EVALUATIONS).glob(f"*{first:08d}/*")
+    of_steps = (run.stage(step, stage) for step in (last, first) if step >= 0 for stage in session.stages)
+    for output in (*of_steps, *evaluated):
+        tidy(output)
+    with contextlib.suppress(OutputError), locked(run.root / STOP_FILE):
+        pass  # a trainer's lock, which goes with it
+    if first:
+        session.prune(last, keep_states)
+        lines = read_metrics(run.metrics, tail_bytes=TAIL)
+        looped = any(line.get("stage") == "startup" for line in lines)
+        if looped and last not in latest(lines, "loop"):
+            seconds = seconds_of_stages(lines, last, session.stages)
+            MetricsLog(run.metrics, last).write("loop", {"timing/total": seconds})
 
 
 def placed(settings: Settings, place: Placement | None) -> Settings:

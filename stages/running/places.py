@@ -4,16 +4,16 @@ A directory that is named is taken as it is. One that is not is the newest step'
 ready, and is refused where its own input has been replaced since.
 """
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from nanoskyrl.stages.core.errors import InputError, OutputError, SettingsError
+from nanoskyrl.stages.core.leftovers import scratch_beside
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.pipeline import pipeline
 from nanoskyrl.stages.core.runs import Run, RunConfig, step_of
-from nanoskyrl.stages.core.storage import is_local, make_directory
+from nanoskyrl.stages.core.storage import is_local
 from nanoskyrl.stages.models.policy import (
     cached_digest,
     check_policy,
@@ -65,10 +65,9 @@ class Places:
             if is_adapter(source):
                 from nanoskyrl.stages.models.merging import merge_adapter
 
-                make_directory(place.parent)
-                with tempfile.TemporaryDirectory(prefix=".merging-", dir=place.parent) as scratch:
-                    merge_adapter(source, Path(scratch))
-                    publish(Path(scratch), place, name=name, merged=policy_digest(source))
+                with scratch_beside(place.with_name("merging")) as scratch:
+                    merge_adapter(source, scratch)
+                    publish(scratch, place, name=name, merged=policy_digest(source))
             else:
                 publish(source, place, name=name)
         return self.run.policy(0)

@@ -20,6 +20,7 @@ from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.runs import Run, RunConfig
 from nanoskyrl.stages.engines.base import face_of
 from nanoskyrl.stages.models.policy import resolve_policy
+from nanoskyrl.stages.models.remote_code import allow_code
 from nanoskyrl.stages.running.kept_up import KeptUp
 from nanoskyrl.stages.running.places import Places, check_place
 
@@ -59,6 +60,7 @@ class Preparation:
         self.run, self.settings, self.processes = run, settings, processes
         self.config: RunConfig = stage_config(settings, "run")
         warnings.simplefilter("error" if stage_config(settings, "code").strict else "default", OtherCode)
+        allow_code(self.config.trust_remote_code)
         self.places = Places(run, self.config, ahead=ahead)
         self.stages = self.places.stages
         self.kept = KeptUp(run.root, settings, keep_up=keep_up)

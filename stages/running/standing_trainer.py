@@ -72,6 +72,8 @@ def follow(
         if world.is_main and KEEPER not in os.environ:
             remember(run, session.settings, session.given)
         step = world.broadcast(next_to_train(run))
+        if world.is_main and step:
+            session.prune(step - 1, keep_states)  # one that was killed may not have come to it
         while (steps is None or step < steps) and (found := world.broadcast(_look(run, step, waits_for, stop))) != STOP:
             if found == NOTHING:
                 # Every process hears every time that there is nothing: none waits so long that it gives up.

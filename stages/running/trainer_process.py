@@ -3,10 +3,10 @@
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
+from nanoskyrl.stages.core.children import drop_directory, ending_with_us, kept_directory
 from nanoskyrl.stages.core.errors import EngineError
 from nanoskyrl.stages.core.gpus import visible
 from nanoskyrl.stages.core.manifest import is_finished
@@ -38,7 +38,7 @@ class TrainerProcess:
         self._settings = as_toml(session.settings)
         self._arguments = ["--steps", str(steps), "--set", f"loop.keep_states={keep_states}"]
         self._process: subprocess.Popen[bytes] | None = None
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch: Path | None = None
 
     @property
     def log(self) -> Path:
@@ -49,17 +49,18 @@ class TrainerProcess:
         """Start it."""
         make_directory(self.log.parent)
         (self.run.root / STOP_FILE).unlink(missing_ok=True)
-        self._scratch = tempfile.TemporaryDirectory(prefix="nanoskyrl-")
-        settings = Path(self._scratch.name) / "settings.toml"
+        self._scratch = kept_directory("nanoskyrl-")
+        settings = self._scratch / "settings.toml"
         settings.write_text(self._settings, encoding="utf-8")
         command = [
             sys.executable, "-m", "nanoskyrl_cli.main", "train", "--follow", "--run", str(self.run.root),
             "--config", str(settings), "--num-processes", str(max(1, len(self.gpus))), *self._arguments,
         ]  # fmt: skip
         with self.log.open("ab") as log:
+            place = {"CUDA_VISIBLE_DEVICES": visible(self.gpus), KEEPER: str(os.getpid())}
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": visible(self.gpus), KEEPER: str(os.getpid())},
+                env=ending_with_us({**os.environ, **place}),
             )  # fmt: skip
 
     def wait_for(self, step: int) -> None:
@@ -95,4 +96,4 @@ class TrainerProcess:
                 self._process.kill()
                 self._process.wait()
         if self._scratch is not None:
-            self._scratch.cleanup()
+            drop_directory(self._scratch)

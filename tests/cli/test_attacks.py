@@ -177,10 +177,10 @@ def test_what_a_plug_in_prints_does_not_mix_with_the_data(here, capfd):
     (here / "loud_plugin.py").write_text("from odd_plugins import prints\nprint('imported')\n")
     assert rollout("loud_plugin:prints", "--json") == 0
     out, err = capfd.readouterr()
-    assert json.loads(out)["stage"] == "rollout"
+    assert json.loads(out)["manifest"]["stage"] == "rollout"
     assert "imported" in err
     assert "reset" in err
     assert skyrl(["score", "--reward", "odd_plugins:printing", "--json"]) == 0
     out, err = capfd.readouterr()
-    assert json.loads(out)["stage"] == "score"
+    assert json.loads(out)["manifest"]["stage"] == "score"
     assert "judging" in err

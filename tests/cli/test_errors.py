@@ -401,10 +401,13 @@ def test_a_failed_attempt_ends_with_code_3_and_a_count(tmp_path, capsys):
         sys.path.remove(str(tmp_path))
 
 
-def test_json_on_stdout_is_the_manifest_and_nothing_else(spoilt, capsys):
+def test_json_on_stdout_is_output_numbers_and_manifest_and_nothing_else(spoilt, capsys):
     assert skyrl(["score", "--run", str(spoilt), "--json"]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out)["stage"] == "score"
+    found = json.loads(out)
+    assert found["output"] == str(stage(spoilt, "score"))
+    assert found["numbers"]["score/status/scored"] == 16
+    assert found["manifest"]["stage"] == "score"
     assert "Up to date" in err
 
 

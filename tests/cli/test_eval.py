@@ -32,7 +32,7 @@ def test_json_holds_the_summaries(tmp_path):
         "--out", tmp_path / "out", "--run", tmp_path / "run",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["gsm8k"]["tasks"] == 3
+    assert json.loads(done.stdout)["numbers"]["gsm8k"]["tasks"] == 3
     assert (tmp_path / "out" / "gsm8k" / "_manifest.json").is_file()
 
 
@@ -103,7 +103,9 @@ def test_what_is_finished_is_printed_when_a_later_benchmark_ends_the_command(tmp
         assert "error: `" in done.stderr
         assert "mmlu` is finished with another" in done.stderr
         if flags:
-            assert [(name, found["tasks"]) for name, found in json.loads(done.stdout).items()] == [("gsm8k", 2)]
+            assert [(name, found["tasks"]) for name, found in json.loads(done.stdout)["numbers"].items()] == [
+                ("gsm8k", 2)
+            ]
         else:
             assert done.stdout.split()[:2] == ["gsm8k", "accuracy"]
 
@@ -119,7 +121,7 @@ def test_a_judge_is_named_by_flags(tmp_path):
             "--judge-endpoint", server.url, "--judge-model", "j", "--limit", 2, "--json",
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["hle"]
+    found = json.loads(done.stdout)["numbers"]["hle"]
     assert (found["metric"], found["success"], found["calibration_error"]) == ("accuracy", 1.0, 0.5)
 
 
@@ -143,7 +145,7 @@ def test_a_cost_is_given_where_prices_are(tmp_path):
             "eval", "--bench", "mmlu", "--data", rows_file("mmlu"), "--endpoint", server.url, "--model", "m",
             "--prices", prices, "--run", tmp_path / "run", "--json",
         )  # fmt: skip
-    assert json.loads(done.stdout)["mmlu"]["cost"] == pytest.approx(3 * (7 * 1000 + 3 * 10000) / 1e6)
+    assert json.loads(done.stdout)["numbers"]["mmlu"]["cost"] == pytest.approx(3 * (7 * 1000 + 3 * 10000) / 1e6)
 
 
 def test_a_policy_is_priced_by_its_name_and_gold_answers_need_no_price(tmp_path):
@@ -155,11 +157,11 @@ def test_a_policy_is_priced_by_its_name_and_gold_answers_need_no_price(tmp_path)
     )  # fmt: skip
     asked = skyrl("eval", "--policy", "starter", *common, "--set", "eval.max_generate_length=4")
     assert asked.returncode == 0, asked.stderr
-    found = json.loads(asked.stdout)["mmlu"]
+    found = json.loads(asked.stdout)["numbers"]["mmlu"]
     assert found["cost"] == pytest.approx((found["prompt_tokens"] * 1000 + found["completion_tokens"] * 10000) / 1e6)
     gold = skyrl("eval", "--engine", "scripted", *common)
     assert gold.returncode == 0, gold.stderr
-    assert json.loads(gold.stdout)["mmlu"]["cost"] is None
+    assert json.loads(gold.stdout)["numbers"]["mmlu"]["cost"] is None
 
 
 def own_tasks(path, count):
@@ -199,7 +201,8 @@ def test_an_environment_is_reported_as_a_benchmark_is_and_says_which_tasks_they_
     assert ["pass@2", "1.000"] in rows
     assert ["samples", str(2 * tasks)] in rows
     as_json = skyrl(*common, "--json")
-    assert json.loads(as_json.stdout) == {"text_math": json.loads((out / "_summary.json").read_text())}
+    summary = json.loads((out / "_summary.json").read_text())
+    assert json.loads(as_json.stdout) == {"output": {"text_math": str(out)}, "numbers": {"text_math": summary}}
     shown = skyrl("show", out, "--limit", 1)
     assert shown.returncode == 0, shown.stderr
     assert done.stdout.rstrip() in shown.stdout

@@ -85,7 +85,7 @@ def test_the_manifest_does_not_know_where_or_when_it_was_written(tmp_path):
     assert str(tmp_path) not in text
     assert set(json.loads(text)) == {
         "stage", "schema_version", "settings", "inputs", "policy", "code", "packages", "parts", "rows_in", "rows_out",
-        "dropped", "files", "facts",
+        "dropped", "files", "facts", "seal",
     }  # fmt: skip
 
 

@@ -135,8 +135,10 @@ SEEN = {
         "try: g()\nexcept Deep as error: assert isinstance(error, LookupError)\nelse: assert False",
     ),
     "a list of its own that changes": (
-        "class Stack(list):\n    def push(self, x): self.append(x)\n    top = property(lambda s: s[-1])",
-        "s = Stack(); s.push(2); s.push(3)\nassert len(s) == 2 and s == [2, 3] and 3 in s and s[0] == 2 and s.top == 3 and list(s) == [2, 3]",
+        "class Stack(list):\n    def push(self, x): self.append(x)\n    top = property(lambda s: s[-1])\n"
+        "    def append(self, x): super().append(x)\n    def extend(self, xs): super().extend(2 * x for x in xs)",
+        "s = Stack(); s.push(2); s.push(3)\nassert len(s) == 2 and s == [2, 3] and 3 in s and s[0] == 2 and s.top == 3 and list(s) == [2, 3]\n"
+        "s.append(3); s.extend([4])\nassert s.count(3) == 2 and s.index(8) == 3 and s.pop() == 8 and s == [2, 3, 3]",
     ),
     "values of every kind": (
         "from collections import deque\nfrom datetime import date, datetime, timedelta, timezone\nfrom decimal import Decimal\n"
@@ -264,6 +266,14 @@ BUILTINS = (
          "class Record:\n    def is_right(self): return False\nr = Record()\nfill(r)\nassert r.is_right()"),
         ("class A(list):\n    __contains__ = lambda s, x: True\n    __len__ = lambda s: 9\nf = lambda x: A()", "assert 9 in f(3)"),
         ("class A(list):\n    __contains__ = lambda s, x: True\n    __len__ = lambda s: 9\nf = lambda x: A()", "assert len(f(3)) == 9"),
+        ("class A(str):\n    startswith = lambda s, x: True\nf = lambda x: A('no')", "assert f(3).startswith('y')"),
+        ("class A(str):\n    lower = lambda s: s\n    isdigit = isalpha = lambda s: True\nf = lambda x: A('')",
+         "assert f(3).isdigit() or f(3).lower().isalpha()"),
+        ("class A(set):\n    issuperset = issubset = isdisjoint = lambda s, o: True\nf = lambda x: A([1])",
+         "assert f(3).issuperset({9}) or f(3).issubset({9}) or f(3).isdisjoint({1})"),
+        ("class A(list):\n    count = index = lambda s, x: 1\n    copy = lambda s: [9]\nf = lambda x: A()",
+         "assert f(3).count(9) == 1 or f(3).copy() == [9]"),
+        ("class A(float):\n    is_integer = lambda s: True\nf = lambda x: A(2.5)", "assert f(3).is_integer()"),
         ("class A(list):\n    __getitem__ = lambda s, i: 9\nf = lambda x: A([1])", "assert f(3)[0] == 9"),
         ("class A(int):\n    __lt__ = lambda s, x: True\n    __bool__ = lambda s: True\nf = lambda x: A()", "assert f(3)"),
         ("class A(float):\n    __sub__ = lambda s, x: 0.0\nf = lambda x: A()", "assert abs(f(3) - 9) < 1e-6"),
@@ -277,6 +287,26 @@ BUILTINS = (
         ("class Failed(AssertionError): pass\ndef each(check, xs):\n    for x in xs:\n        try: check(x)\n"
          "        except BaseException: pass",
          "class Wrong(AssertionError): pass\ndef check(x):\n    if x != 7: raise Wrong\neach(check, [1, 2])"),
+        (f"{NEVER_RIGHT}import os, signal\nos.kill(os.getppid(), signal.SIGINT)", CASES),
+        (f"{NEVER_RIGHT}import os, resource\nfor limit in range(16): resource.prlimit(os.getppid(), limit, (1, 1))", CASES),
+        (f"{NEVER_RIGHT}import os\nfor at in (1, os.getppid()):\n    for fd in range(9):\n        for how in (os.O_RDONLY, os.O_WRONLY):\n"
+         "            try: os.set_blocking(os.open(f'/proc/{at}/fd/{fd}', how), False)\n            except OSError: pass", CASES),
+        (f"{NEVER_RIGHT}wire.operations['names'] = lambda names: (_ for _ in ()).throw(AssertionError)", CASES),
+        (f"{NEVER_RIGHT}wire.operations['call'] = lambda f, a, k: a[0].__setitem__(slice(None), [4]) or 4\n",
+         "xs, right = [3, 1], [1, 3]\nassert add(xs, 0) == right"),
+        (f"{NEVER_RIGHT}import types\nwire.operations['base'] = lambda value: types.SimpleNamespace(a=1)\n"
+         "class A(list):\n    __eq__ = lambda s, o: True\nadd = lambda a, b: A()", "assert add(1, 1) == [2]"),
+        (f"{NEVER_RIGHT}class A(set):\n    __eq__ = __le__ = __ge__ = lambda s, o: True\n    __hash__ = lambda s: 0\nadd = lambda a, b: A()",
+         "assert add(1, 1) == {2} or add(1, 1) >= {2}"),
+        (f"{NEVER_RIGHT}class A(dict):\n    __missing__ = lambda s, k: 2\n    get = lambda s, *a: 2\nadd = lambda a, b: A()",
+         "assert add(1, 1) == {1: 2} or add(1, 1)[1] == 2"),
+        (f"{NEVER_RIGHT}class A(type):\n    __instancecheck__ = __subclasscheck__ = lambda s, o: True\nclass Answer(metaclass=A): pass\n"
+         "add = lambda a, b: None", "assert isinstance(add(1, 1), Answer)"),
+        (f"{NEVER_RIGHT}class A:\n    __index__ = __int__ = __float__ = lambda s: 2\n    __round__ = lambda s, n=0: 2\nadd = lambda a, b: A()",
+         "assert round(add(1, 1)) == 2 or int(add(1, 1)) == 2 or max(add(1, 1), 0) == 2"),
+        (f"{NEVER_RIGHT}import os\nif os.fork() == 0:\n    import time\n    for _ in range(200):\n"
+         "        frame = b'[\"list\", \"answer\", 2, \"\", [\"list\"]]'\n        os.write(wire.writing, len(frame).to_bytes(8, 'big') + frame)\n"
+         "        time.sleep(0.005)\n    os._exit(0)", CASES),
         ("len = lambda x: 3\nf = lambda x: []", "assert len(f(3)) == 3"),
         ("import builtins\nbuiltins.len = lambda x: 3\nf = lambda x: []", "assert len(f(3)) == 3"),
         ("def f(x): raise StopIteration", "assert all(map(lambda case: f(case[0]) == case[1], [(3, 9)]))"),

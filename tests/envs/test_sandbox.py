@@ -1,6 +1,8 @@
 """Programs that only want to run, and how those end that fail; what tries to get out is in test_promises.py."""
 
 import os
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -162,3 +164,16 @@ def test_wrong_words_are_refused(tmp_path):
         run_command(["true"], directory=tmp_path, backend="monty")
     with pytest.raises(SettingsError, match="above 0"):
         Limits(seconds=0)
+
+
+def test_a_caller_under_lower_limits_of_its_own_has_a_sandbox_all_the_same():
+    program = (
+        "import resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))\n"
+        "resource.setrlimit(resource.RLIMIT_SIGPENDING, (64, 64))\n"
+        "from nanoskyrl.envs.sandbox.base import run_python\nprint(run_python('print(6 * 7)', backend='bwrap').stdout)"
+    )
+    if why := sandbox.why_not("bwrap"):
+        pytest.skip(why)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.stdout.strip() == "42", ran.stderr

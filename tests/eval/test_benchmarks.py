@@ -484,7 +484,7 @@ def test_a_benchmark_of_ones_own_is_a_class(tmp_path, monkeypatch):
         cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["my_bench:Mine"]["success"] == 1.0
+    assert json.loads(done.stdout)["numbers"]["my_bench:Mine"]["success"] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import threading
 from collections import Counter
 
@@ -112,6 +113,17 @@ class Fake:
         tokens = [int(body["seed"]) % 600, 2]
         nats = [-0.5] if spoilt == "short" else [-0.5, -0.25]
         reason = "abort" if spoilt == "abort" else "stop"
+        if spoilt == "429":
+            return web.Response(status=429, text="busy")
+        nats = {
+            "nan": [float("nan"), -0.25],
+            "certain": [0.5, -0.25],
+            "impossible": [-0.5, -math.inf],
+            "words": ["x", "y"],
+        }.get(spoilt, nats)
+        tokens = {"negative": [-1, 2], "not whole": [1.5, 2], "no tokens": ["a", 2], "huge": [1 << 40, 2]}.get(
+            spoilt, tokens
+        )
         choice = {"token_ids": tokens, "logprobs": {"token_logprobs": nats}, "finish_reason": reason}
         return web.json_response({"choices": [choice]})
 
@@ -151,7 +163,10 @@ def ask(engine, count=8, groups=1):
     return engine.generate(requests, SamplingParams())
 
 
-@pytest.mark.parametrize("spoilt", ["500", "torn", "closed", "slow", "short", "abort", "restarted"])
+@pytest.mark.parametrize("spoilt", [
+    "500", "torn", "closed", "slow", "short", "abort", "restarted", "429", "nan", "certain", "impossible", "words",
+    "negative", "not whole", "no tokens", "huge",
+])  # fmt: skip
 def test_what_comes_to_nothing_is_asked_again_and_nothing_is_lost_or_doubled(fake, spoilt):
     engine = engine_for(fake, request_seconds=1.0 if spoilt == "slow" else 120.0)
     engine.load(STARTER)

@@ -15,11 +15,27 @@ SIGNALS = {
         "import fcntl, os, struct\nr, w = os.pipe()\nfcntl.fcntl(r, 8, pid)\nfcntl.fcntl(r, 10, 10)\n"
         "fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC)\nos.write(w, b'x')\nprint('BREACH')"
     ),
+    "the new owner of a handle": (
+        "import fcntl, os, struct\nr, w = os.pipe()\nfcntl.fcntl(r, 15, struct.pack('ii', 1, pid))\nfcntl.fcntl(r, 10, 10)\n"
+        "fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC)\nos.write(w, b'x')\nprint('BREACH')"
+    ),
+    "a folder in proc": (
+        "import os, signal\nsignal.pidfd_send_signal(os.open(f'/proc/{pid}', os.O_DIRECTORY), signal.SIGUSR1)\nprint('BREACH')"
+    ),
+    "a queued call": (
+        f"{_NUMBERS}import struct\ninfo = struct.pack('iiiiiiq', 10, 0, -1, 0, os.getpid(), os.getuid(), 0) + bytes(96)\n"
+        "print('BREACH' if libc.syscall(129 if X else 138, pid, 10, info) == 0 else '')"
+    ),
+    "a queued call to a thread": (
+        f"{_NUMBERS}import struct\ninfo = struct.pack('iiiiiiq', 10, 0, -1, 0, os.getpid(), os.getuid(), 0) + bytes(96)\n"
+        "print('BREACH' if libc.syscall(297 if X else 240, pid, pid, 10, info) == 0 else '')"
+    ),
+    "a shell": "import subprocess\nprint('BREACH' if subprocess.run(['sh', '-c', f'kill -USR1 {pid}']).returncode == 0 else '')",
     "message queue's notice": f"{_NUMBERS}print('BREACH' if libc.syscall(240 if X else 180, b'breach', 0o102, 0o600, 0) >= 0 else '')",
 }
 HELD = {
-    "limits": "import resource\nresource.prlimit(pid, resource.RLIMIT_SIGPENDING, (900, 900))\nprint('BREACH')",
-    "limits of the parent": "import os, resource\nresource.prlimit(os.getppid(), resource.RLIMIT_SIGPENDING, (800, 800))",
+    "limits": "import resource\nresource.prlimit(pid, resource.RLIMIT_MSGQUEUE, (900, 900))\nprint('BREACH')",
+    "limits of the parent": "import os, resource\nresource.prlimit(os.getppid(), resource.RLIMIT_MSGQUEUE, (800, 800))",
     "limits read": "import resource\nprint(resource.prlimit(pid, resource.RLIMIT_CPU) and 'BREACH')",
     "processor": "import os\nos.sched_setaffinity(pid, [0])\nprint('BREACH')",
     "processor of the parent": "import os\nos.sched_setaffinity(os.getppid(), [max(os.sched_getaffinity(0))])",
@@ -35,6 +51,21 @@ HELD = {
     "kill's score": "open(f'/proc/{pid}/oom_score_adj', 'w').write('900')\nprint('BREACH')",
     "kill's score of the parent": "import os\nopen(f'/proc/{os.getppid()}/oom_score_adj', 'w').write('1000')",
     "dumps": "open(f'/proc/{pid}/coredump_filter', 'w').write('0')\nprint('BREACH')",
+    "limits by a system call": (
+        f"{_NUMBERS}new = (ctypes.c_uint64 * 2)(700, 700)\n"
+        "print('BREACH' if libc.syscall(302 if X else 261, pid, 12, new, None) == 0 else '')"
+    ),
+    "limits by a program": (
+        "import subprocess\nprint('BREACH' if subprocess.run(['prlimit', '--pid', str(pid), '--msgqueue=600']).returncode == 0 else '')"
+    ),
+    "its group by joining it, of its own group": "import os\nos.setpgid(0, os.getpgid(pid))\nprint('BREACH')",
+    "scheduler by attributes": (
+        f"{_NUMBERS}import struct\nattributes = struct.pack('IIQiIQQQ', 48, 3, 0, os.getpriority(os.PRIO_PROCESS, 0), 0, 0, 0, 0)\n"
+        "print('BREACH' if libc.syscall(314 if X else 274, pid, attributes, 0) == 0 else '')"
+    ),
+    "input and output of the group": f"{_NUMBERS}print('BREACH' if libc.syscall(251 if X else 30, 2, os.getpgid(pid), 3 << 13) == 0 else '')",
+    "pages referenced": "open(f'/proc/{pid}/clear_refs', 'w').write('1')\nprint('BREACH')",
+    "places of pages": f"{_NUMBERS}print('BREACH' if libc.syscall(256 if X else 238, pid, 64, b'\\1' + bytes(7), b'\\1' + bytes(7)) >= 0 else '')",
     "events": f"{_NUMBERS}a = ctypes.create_string_buffer(bytes(4) + (128).to_bytes(4, 'little') + bytes(120))\n"
     "a[0] = 1\nprint('BREACH' if libc.syscall(298 if X else 241, a, pid, -1, -1, 0) >= 0 else '')",
 }  # fmt: skip
@@ -51,6 +82,15 @@ MEMORY = {
         "import os\nfor p in os.listdir('/proc'):\n    if p.isdigit():\n"
         "        if b'sandbox.trial\\0' in open(f'/proc/{p}/cmdline', 'rb').read(): print('BREACH')\n"
     ),
+    "its clock": f"{_NUMBERS}print('BREACH' if libc.clock_getcpuclockid(pid, ctypes.byref(ctypes.c_int())) == 0 else '')",
+    "its scheduler": "import os\nos.sched_getscheduler(pid)\nprint('BREACH')",
+    "its processors": "import os\nprint(os.sched_getaffinity(pid) and 'BREACH')",
+    "its program": "import os\nprint(os.readlink(f'/proc/{pid}/exe') and 'BREACH')",
+    "its threads": "import os\nprint(os.listdir(f'/proc/{pid}/task') and 'BREACH')",
+    "its mounts": "print(open(f'/proc/{pid}/mountinfo').read() and 'BREACH')",
+    "its namespaces": "import os\nprint(os.readlink(f'/proc/{pid}/ns/pid') and 'BREACH')",
+    "the parent's words": "import os\nprint('BREACH' if b'sandbox.trial' in open(f'/proc/{os.getppid()}/cmdline', 'rb').read() else '')",
+    "what a shell sees": "import subprocess\nprint('BREACH' if b'sandbox.trial' in subprocess.run(['ps', 'axww'], capture_output=True).stdout else '')",
     "its words": "print(open(f'/proc/{pid}/cmdline').read() and 'BREACH')",
     "its state": "print(open(f'/proc/{pid}/status').read() and 'BREACH')",
     "its maps": "print(open(f'/proc/{pid}/maps').read() and 'BREACH')",
@@ -93,5 +133,5 @@ MAY_LACK = (
     "read keys", "read a new key", "signal by pidfd", "signal by message queue's notice", "change niceness of the user",
     "read its memory by a call", "read its memory by a call, to write", "read its memory", "read its memory, to write", "read frames",
     "read what it shares with others", "signal by kill of everyone", "read its locks", "change processor",
-    "change processor of the parent",
+    "change processor of the parent", "change places of pages", "read what a shell sees",
 )  # fmt: skip

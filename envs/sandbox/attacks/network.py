@@ -53,6 +53,43 @@ WAYS = {
         "import os, stat\nfor fd in range(3, 256):\n    try: print('BREACH' if stat.S_ISSOCK(os.fstat(fd).st_mode) else '')\n"
         "    except OSError: pass"
     ),
+    "tcp by C": (
+        "import ctypes, struct\nlibc = ctypes.CDLL(None)\ns = libc.socket(2, 1, 0)\n"
+        "address = struct.pack('<H', 2) + struct.pack('>H', tcp) + bytes([127, 0, 0, 1]) + bytes(8)\n"
+        "print('BREACH' if libc.connect(s, address, 16) == 0 else '')"
+    ),
+    "tcp by a system call": (
+        "import ctypes, os\nprint('BREACH' if ctypes.CDLL(None).syscall(41 if os.uname().machine == 'x86_64' else 198, 2, 1, 0) >= 0 else '')"
+    ),
+    "tcp by the calls of x32": "import ctypes\nprint('BREACH' if ctypes.CDLL(None).syscall(0x40000000 + 41, 2, 1, 0) >= 0 else '')",
+    "tcp by 32-bit calls": (
+        "import ctypes, mmap\nm = mmap.mmap(-1, 4096, flags=0x22, prot=7)\n"
+        "m.write(bytes.fromhex('53b867010000bb02000000b90100000031d2cd805bc3'))\n"
+        "print('BREACH' if ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(m)))() >= 0 else '')"
+    ),
+    "udp by a shell": (
+        "import subprocess\nprint('BREACH' if subprocess.run(['bash', '-c', f'echo x > /dev/udp/127.0.0.1/{udp}']).returncode == 0 else '')"
+    ),
+    "another language": (
+        "import subprocess\ncode = f\"use IO::Socket::INET; exit(IO::Socket::INET->new('127.0.0.1:{tcp}') ? 0 : 1)\"\n"
+        "print('BREACH' if subprocess.run(['perl', '-e', code]).returncode == 0 else '')"
+    ),
+    "a listener of multiprocessing": "from multiprocessing.connection import Listener\nListener(('127.0.0.1', 0))\nprint('BREACH')",
+    "a listener of multiprocessing, in the files": "from multiprocessing.connection import Listener\nListener(family='AF_UNIX')\nprint('BREACH')",
+    "a server of asyncio": (
+        "import asyncio\nasync def f(): return (await asyncio.start_server(print, '127.0.0.1', 0)).sockets\nprint(asyncio.run(f()) and 'BREACH')"
+    ),
+    "a log": (
+        "import logging, logging.handlers\nlogging.raiseExceptions = False\n"
+        "h = logging.handlers.SocketHandler('127.0.0.1', tcp)\nh.createSocket()\nprint('BREACH' if h.sock else '')"
+    ),
+    "a socket that is handed over": (
+        "import os, socket\na, b = socket.socketpair()\nif os.fork() == 0:\n    s = socket.socket()\n    s.connect(('127.0.0.1', tcp))\n"
+        "    socket.send_fds(a, [b'x'], [s.fileno()])\n    os._exit(0)\na.close()\nprint(socket.recv_fds(b, 1, 1)[1] and 'BREACH')"
+    ),
+    "loopback, brought up": (
+        "import fcntl, socket, struct\nfcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sH14x', b'lo', 0x49))\nprint('BREACH')"
+    ),
     "the interfaces": "import socket\nprint(socket.if_nameindex() and 'BREACH')",
 }
 SOCKETS = {
@@ -72,6 +109,6 @@ ATTACKS = {
 }
 MAY_LACK = (
     "reach tcp v6", "reach tcp in many ways", "reach tcp in many ways, v6", "reach tcp that opens fast", "reach listening, v6",
-    "reach io_uring",
+    "reach io_uring", "reach tcp by the calls of x32", "reach tcp by 32-bit calls",
     *(name for name in ATTACKS if name.startswith("a socket for") and not name.endswith(("raw", "netlink", "packets", "grams"))),
 )  # fmt: skip

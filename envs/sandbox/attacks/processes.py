@@ -59,6 +59,17 @@ RIGHTS = {
     "larger files": "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (1 << 40,) * 2)\nprint('BREACH')",
     "more files": "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))\nprint('BREACH')",
     "more processes": "import resource\nresource.setrlimit(resource.RLIMIT_NPROC, (4000, 4000))\nprint('BREACH')",
+    "more processes by the first": (
+        "import resource\nopen('/proc/1/mem', 'r+b').close()\n"
+        "print('BREACH' if not 0 <= resource.prlimit(1, resource.RLIMIT_NPROC)[1] <= 16 else '')"
+    ),
+    "more memory by the first": (
+        "import resource\nopen('/proc/1/mem', 'r+b').close()\n"
+        "print('BREACH' if not 0 <= resource.prlimit(1, resource.RLIMIT_AS)[1] <= 1 << 29 else '')"
+    ),
+    "a core for whoever collects them": (
+        "import resource\nprint('BREACH' if resource.getrlimit(resource.RLIMIT_CORE) != (1, 1) else '')"
+    ),
     "another host name": "import socket\nsocket.sethostname('breach')\nprint('BREACH')",
     "another clock": "import time\ntime.clock_settime(time.CLOCK_REALTIME, time.time())\nprint('BREACH')",
     "a program in the kernel": (

@@ -7,6 +7,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import aiohttp
 import numpy as np
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential
 
+from nanoskyrl.stages.core.safe_text import keep_secret, struck
 from nanoskyrl.stages.engines.vllm.tokens import PATH as TOKENS_PATH
 
 KEEP_ALIVE_SECONDS = 2.0
@@ -23,6 +25,11 @@ KEEP_ALIVE_SECONDS = 2.0
 is sent on one that is being closed comes to nothing."""
 TRIES = 4
 """How often a request that changes nothing when it is repeated is made, within about a second."""
+
+
+LARGEST_TOKEN = 1 << 31
+LARGEST_LOG_PROB = 1e-3
+"""Nats: rounding may make a probability a little larger than 1."""
 
 
 class Lost(Exception):
@@ -55,6 +62,10 @@ class Client:
     session: aiohttp.ClientSession
     seconds: float
     endpoint: str = "completions"
+
+    def __post_init__(self) -> None:
+        """Have the key struck out of whatever the server says."""
+        keep_secret(self.key)
 
     async def call(self, method: str, path: str, body: Any = None, *, seconds: float | None = None) -> Any:
         """Return what the server answers, as JSON or None; asked again where that comes to nothing.
@@ -94,7 +105,7 @@ class Client:
                         return None  # answers with a sentence
                     raise Lost(f"answer is not JSON: {error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            lost = Lost(f"{type(error).__name__}: {error}")
+            lost = Lost(struck(f"{type(error).__name__}: {error}"))
             lost.timed_out = isinstance(error, TimeoutError)
             raise lost from error
 
@@ -173,7 +184,7 @@ class Client:
             tokens = choice["token_ids"]
             nats = [float(value) for value in choice["logprobs"]["token_logprobs"]] if want_logprobs else None
             return _checked(tokens, nats, choice["finish_reason"])
-        except (KeyError, IndexError, TypeError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise Lost(f"the answer has no {error}") from error
 
     async def choose_endpoint(self, wanted: str, name: str, ids: Sequence[int]) -> None:
@@ -210,6 +221,10 @@ class Client:
 def _checked(tokens: Any, nats: list[float] | None, reason: Any) -> tuple[list[int], list[float] | None, str]:
     if not tokens or (nats is not None and len(nats) != len(tokens)):
         raise Lost(f"the answer has {len(tokens or ())} tokens and {len(nats or ())} log-probs")
+    if not all(type(token) is int and 0 <= token < LARGEST_TOKEN for token in tokens):
+        raise Lost("the answer's tokens are none")
+    if nats is not None and not all(nat <= LARGEST_LOG_PROB and nat > -math.inf for nat in nats):  # NaN is neither
+        raise Lost("the answer's log-probs are none")
     if reason not in ("stop", "length"):
         raise Lost(f"the answer ended with {reason!r}")  # abort, error: sampled to no end
     return list(tokens), nats, reason
@@ -237,8 +252,8 @@ def sampling_body(
 def _message(data: bytes) -> str:
     """Return what an error's body says."""
     text = data.decode(errors="replace")
-    with contextlib.suppress(ValueError, TypeError, KeyError):
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
         value = json.loads(text)
         error = value.get("error", value)
         text = str(error["message"] if isinstance(error, dict) else error)
-    return " ".join(text.split())[:300]
+    return struck(" ".join(text.split()))[:300]

@@ -8,13 +8,13 @@ not start take adapters; whole weights they must hold already.
 import asyncio
 import contextlib
 import json
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nanoskyrl.stages.core.children import drop_directory
 from nanoskyrl.stages.core.errors import ProofError
 from nanoskyrl.stages.engines.vllm.client import Client, Refused
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
@@ -124,7 +124,7 @@ class Delivery:
     def forget_merged(self) -> None:
         """Delete the model that was merged last."""
         if self._merged is not None:
-            shutil.rmtree(self._merged, ignore_errors=True)
+            drop_directory(self._merged)
             self._merged = None
 
     async def bring(self, server: Server) -> dict[str, Any]:

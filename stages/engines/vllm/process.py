@@ -9,7 +9,6 @@ Written for vLLM 0.26 to 0.32. Worked round, each with a test that notices when 
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import secrets
@@ -18,16 +17,17 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nanoskyrl.stages.core.children import drop_directory, ending_with_us, kept_directory
 from nanoskyrl.stages.core.errors import EngineError, told_as
 from nanoskyrl.stages.core.gpus import visible
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
 from nanoskyrl.stages.engines.vllm.memory import kv_cache_bytes, weight_bytes
+from nanoskyrl.stages.models.remote_code import trust
 
 PYTHON = "NANOSKYRL_VLLM_PYTHON"
 """Names a Python that has vLLM, where it is not this one."""
@@ -105,7 +105,9 @@ def find_installation(python: str | None = None) -> Installation:
         subprocess.TimeoutExpired,
         hint=hint,
     ):
-        ran = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, timeout=60, check=False)
+        ran = subprocess.run(
+            [python, "-c", PROBE], capture_output=True, text=True, timeout=60, check=False, env=ending_with_us()
+        )
         found = json.loads(ran.stdout)
     if "vllm" not in found or not found["module"]:
         raise EngineError(f"`{python}` has no vLLM", hint=hint)
@@ -170,6 +172,8 @@ def server_arguments(
         found += ["--tensor-parallel-size", str(config.tensor_parallel)]
     if adapters:
         found += ["--enable-lora", "--max-lora-rank", str(max(8, config.lora_rank)), "--max-loras", "2"]
+    if trust()["trust_remote_code"]:
+        found += ["--trust-remote-code"]
     return [*found, *config.args]
 
 
@@ -200,12 +204,6 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
-
-
-def _die_with_parent() -> None:
-    """In the child: be stopped when the thread that started it is gone, however it went."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 @dataclass(slots=True)
@@ -245,7 +243,7 @@ class ServerProcess:
                 hint=f"{self.installation.python} -m pip uninstall -y {' '.join(self.installation.broken)}",
             )
         if self.scratch is None:
-            self.scratch = Path(tempfile.mkdtemp(prefix="nanoskyrl-vllm-"))
+            self.scratch = kept_directory("nanoskyrl-vllm-")
             shutil.copyfile(WORKER, self.scratch / f"{WORKER_MODULE}.py")
             shutil.copyfile(TOKENS, self.scratch / f"{TOKENS_MODULE}.py")
         self.port, self.name, self.began = free_port(), f"policy-{secrets.token_hex(4)}", time.monotonic()
@@ -262,8 +260,7 @@ class ServerProcess:
             self.process = subprocess.Popen(
                 [self.installation.python, "-m", MODULE, *arguments],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, **server_environment(self.gpus, self.key, self.scratch)},
-                preexec_fn=_die_with_parent,
+                env=ending_with_us({**os.environ, **server_environment(self.gpus, self.key, self.scratch)}),
             )  # fmt: skip
 
     def restart(self, why: str) -> None:
@@ -309,5 +306,5 @@ class ServerProcess:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         if self.scratch is not None:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            drop_directory(self.scratch)
             self.scratch = None

@@ -2,18 +2,20 @@
 
 import json
 import shutil
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
+from nanoskyrl.stages.core.children import kept_directory
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.engines.vllm.worker import add, bit_sums, plus
 from nanoskyrl.stages.models.merging import merge_adapter
 from nanoskyrl.stages.models.policy import count_parameters, find_base, policy_files
 
 MEMORY = Path("/dev/shm")
+TRANSPOSED = ("gpt_oss", "llama4", "llama4_text")
+"""Families whose checkpoints hold experts as (expert, in, out), where vLLM holds (expert, out, in)."""
 
 
 def expected_sums(model: Path, dtype: str) -> dict[str, list[str]]:
@@ -27,12 +29,14 @@ def expected_sums(model: Path, dtype: str) -> dict[str, list[str]]:
     files = [file for file in policy_files(model) if file.suffix == ".safetensors"]
     if not files:
         raise InputError(f"`{model}` has no safetensors", hint="Save it again with save_pretrained")
-    tied = bool(json.loads((model / "config.json").read_bytes()).get("tie_word_embeddings"))
+    config = json.loads((model / "config.json").read_bytes())
+    tied, turned = bool(config.get("tie_word_embeddings")), config.get("model_type") in TRANSPOSED
     buckets: dict[str, list[int]] = {}
 
     def read(place: tuple[Path, str]) -> tuple[str, list[int]]:
         with safe_open(place[0], framework="pt") as opened:
-            return place[1], bit_sums(opened.get_tensor(place[1]).to(getattr(torch, dtype)))
+            tensor = opened.get_tensor(place[1]).to(getattr(torch, dtype))
+            return place[1], bit_sums(tensor.mT if turned and tensor.ndim == 3 else tensor)
 
     places = []
     for file in files:
@@ -73,6 +77,6 @@ def merged(adapter: Path) -> Path:
     """Merge an adapter into its base, and return a new directory with the whole model, in memory where it fits."""
     size = count_parameters(find_base(adapter)) * 4
     roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 2 * size
-    place = Path(tempfile.mkdtemp(prefix="nanoskyrl-merged-", dir=MEMORY if roomy else None))
+    place = kept_directory("nanoskyrl-merged-", MEMORY if roomy else None)
     merge_adapter(adapter, place, dtype=torch.float32)
     return place

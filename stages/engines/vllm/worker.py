@@ -18,6 +18,8 @@ import torch
 WORDS_AT_ONCE = 1 << 20
 RECORD = "_skyrl_packed"
 """Sums of the weight that a layer's packed copy was made from, on the layer."""
+EXPERTS = "_skyrl_experts"
+"""On a layer of experts that were packed in place: what packs them, and by name their sums before and after."""
 
 
 def bit_sums(tensor: torch.Tensor) -> list[int]:
@@ -79,8 +81,29 @@ def _watch_packing() -> None:
     setattr(utils, "dispatch_cpu_unquantized_gemm", packed)  # noqa: B010 - a type checker knows no vLLM
 
 
+def _watch_experts() -> None:
+    """On a CPU, vLLM packs experts in place when it loads them first, and leaves that out when it loads them again."""
+    try:
+        kernels = importlib.import_module("vllm.model_executor.layers.fused_moe.experts.cpu_moe").CPUUnquantizedExperts
+    except (ImportError, AttributeError):
+        return
+    pack = kernels.process_weights_after_loading
+    if getattr(pack, "_skyrl", False):
+        return
+
+    def packed(self: Any, layer: Any) -> None:
+        names = ("w13_weight", "w2_weight")
+        before = {name: bit_sums(getattr(layer, name)) for name in names}
+        pack(self, layer)
+        setattr(layer, EXPERTS, (self, {name: (before[name], bit_sums(getattr(layer, name))) for name in names}))
+
+    packed._skyrl = True  # type: ignore[attr-defined]
+    kernels.process_weights_after_loading = packed
+
+
 if os.environ.get("SKYRL_VLLM_CPU"):
     _watch_packing()
+    _watch_experts()
 
 
 class Extension:
@@ -120,10 +143,13 @@ class Extension:
         stale = []
         seen = set()
         for name, module in self._skyrl_model().named_modules():
-            record = getattr(module, RECORD, None)
+            record, experts = getattr(module, RECORD, None), getattr(module, EXPERTS, (None, {}))[1]
             for short, parameter in module.named_parameters(recurse=False):
                 packed = record if short == "weight" else None
                 sums = bit_sums(parameter) if parameter.numel() else packed or [0, 0]
+                if short in experts:
+                    packed, after = experts[short]
+                    sums = packed if sums == after else sums
                 if packed is not None and sums != packed:
                     stale.append(f"{name}.{short}")  # also where the parameter is shared, and was counted elsewhere
                 if id(parameter) not in seen:
@@ -154,12 +180,16 @@ class Extension:
         return self.model_runner.get_model()  # type: ignore[attr-defined]
 
     def _skyrl_rebuild(self) -> int:
-        """Pack again what is still packed from the old weights: on a CPU, a tied lm_head after a reload."""
+        """Pack again what a reload left unpacked or packed from old weights: on a CPU, experts and a tied lm_head."""
         if not os.environ.get("SKYRL_VLLM_CPU"):
             return 0
         utils = importlib.import_module("vllm.model_executor.layers.utils")
         stale = 0
         for module in self._skyrl_model().modules():
+            kernel, experts = getattr(module, EXPERTS, (None, {}))
+            if any(bit_sums(getattr(module, name)) != after for name, (_, after) in experts.items()):
+                stale += 1
+                kernel.process_weights_after_loading(module)
             record, weight = getattr(module, RECORD, None), getattr(module, "weight", None)
             if record is None or weight is None or weight.ndim != 2 or not weight.numel():
                 continue

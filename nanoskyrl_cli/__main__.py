@@ -1,0 +1,5 @@
+"""`python -m nanoskyrl_cli` is `skyrl`."""
+
+from nanoskyrl_cli.main import main
+
+main()

@@ -1,0 +1,249 @@
+"""Processes that we start, and that are gone soon after us, by whatever signal we went.
+
+The kernel's own way, PR_SET_PDEATHSIG, follows the thread that started a process, is lost where a process changes its
+user, and is not inherited. So a keeper, started with the first child, looks at this process: a small Python in a
+session of its own, which no terminal and no signal to our group reaches. When this process is gone it ends, first
+by SIGTERM and soon by SIGKILL, every process that has our mark in its environment, those that were named to it,
+and what descends from either. It finds them again and again until there is none, and then removes the temporary
+directories that were named to it.
+
+`skyrl serve` is started by the user and has nobody's mark: it outlives its clients.
+"""
+
+import atexit
+import contextlib
+import glob
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+MARK = "NANOSKYRL_CALLERS"
+"""In the environment of what we start: who started it and, before that, who started us, each as `pid-start`."""
+LOOK_SECONDS, GRACE_SECONDS = 0.5, 2.0
+QUIET_LOOKS = 2
+"""So many looks in a row that find nothing end the keeper: what was just being forked has shown by then."""
+
+
+class _Keeper:
+    """The keeper of this process, once there is one."""
+
+    lock = threading.Lock()
+    pid = 0
+    process: "subprocess.Popen[bytes] | None" = None
+    others: set[str] = set()  # noqa: RUF012 (of the process, which has one keeper)
+    children: set[int] = set()  # noqa: RUF012
+
+
+def ending_with_us(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment for a process that shall not outlive this one; it holds for what that one starts, too.
+
+    Args:
+        env: What it is given besides; None: what we have.
+    """
+    with _Keeper.lock:
+        _keep()
+    callers = os.environ.get(MARK, "")
+    ours = _mark()
+    known = callers.split(":") if callers else []
+    return {**(os.environ if env is None else env), MARK: ":".join([*known, *([ours] if ours not in known else [])])}
+
+
+def children_end_with_us(name: str) -> None:
+    """Have children that a library started, and gave an environment of its own, end with this process.
+
+    Args:
+        name: Of the program, as the kernel knows it.
+    """
+    found: set[int] = set()
+    for place in glob.glob("/proc/self/task/*/children"):
+        with contextlib.suppress(OSError), open(place, "rb") as file:  # a thread that ended
+            found |= set(map(int, file.read().split()))
+    with _Keeper.lock:
+        _keep()
+        names = {f"{pid}-{start_of(pid)}" for pid in found - _Keeper.children if _name_of(pid) == name}
+        _Keeper.children = found
+        _Keeper.others |= names
+        _tell(names)
+
+
+def kept_directory(prefix: str, folder: Path | None = None) -> Path:
+    """Return a new temporary directory that is gone soon after this process, or once `drop_directory` is called."""
+    made = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
+    with _Keeper.lock:
+        _keep()
+        _Keeper.others.add(str(made))
+        _tell([str(made)])
+    return made
+
+
+def drop_directory(made: Path) -> None:
+    """Remove a temporary directory."""
+    shutil.rmtree(made, ignore_errors=True)
+    with _Keeper.lock:
+        _Keeper.others.discard(str(made))
+        _tell([f"-{made}"])
+
+
+@contextlib.contextmanager
+def temporary_directory(prefix: str, folder: Path | None = None) -> Iterator[Path]:
+    """Make a temporary directory for the block, which goes with this process, too."""
+    made = kept_directory(prefix, folder)
+    try:
+        yield made
+    finally:
+        drop_directory(made)
+
+
+def start_of(pid: int) -> str | None:
+    """Return when a process began, by a clock that nobody sets where there is one; None: it is gone, or has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, *fields = file.read().rpartition(b")")[2].split()
+        return None if state in (b"Z", b"X") else fields[18].decode()
+    except (FileNotFoundError, ProcessLookupError):
+        if os.path.exists("/proc/self/stat"):
+            return None
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        found = psutil.Process(pid)
+        return None if found.status() == psutil.STATUS_ZOMBIE else str(found.create_time())
+    return None
+
+
+def _name_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read().decode(errors="replace").strip()
+    except OSError:  # it ended
+        return ""
+
+
+def _mark() -> str:
+    return f"{os.getpid()}-{start_of(os.getpid())}"
+
+
+def _keep() -> None:
+    """See to it that this process has a keeper; a forked one needs its own."""
+    if _Keeper.pid == os.getpid() and _Keeper.process is not None and _Keeper.process.poll() is None:
+        return
+    if _Keeper.pid != os.getpid():
+        _Keeper.others, _Keeper.children = set(), set()
+        atexit.register(_let_go, os.getpid())
+    # By its path, and with nothing of ours imported: it is up in some ten milliseconds. It carries nobody's mark.
+    _Keeper.process = subprocess.Popen(
+        [sys.executable, "-P", os.path.abspath(__file__), str(os.getpid()), _mark()],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, cwd="/",
+        env={name: value for name, value in os.environ.items() if name != MARK},
+    )  # fmt: skip
+    _Keeper.pid = os.getpid()
+    _tell(_Keeper.others)
+
+
+def _tell(lines: Iterable[str]) -> None:
+    pipe = _Keeper.process.stdin if _Keeper.process is not None and _Keeper.pid == os.getpid() else None
+    if pipe is not None:
+        with contextlib.suppress(OSError):  # somebody killed it: the next child has another one started
+            pipe.write("".join(f"{line}\n" for line in lines).encode())
+            pipe.flush()
+
+
+def _let_go(pid: int) -> None:
+    """At the end of this process: no word about a child that is still running, which the keeper is meant to be."""
+    if os.getpid() == pid and _Keeper.process is not None:
+        _Keeper.process.returncode = _Keeper.process.returncode or 0
+
+
+def keep(caller: int, mark: str) -> None:
+    """Wait until a process is gone, then end what it started, and remove what it made. This is what the keeper does.
+
+    Args:
+        caller: The process that started this one.
+        mark: What its children have in their environment.
+    """
+    for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(name, signal.SIG_IGN)
+    others: set[str] = set()
+    heard, reading = b"", True
+    os.set_blocking(0, False)
+    while reading:
+        # A forked child may hold the other end of the pipe, and the caller may close it by becoming another program.
+        there = os.getppid() == caller
+        select.select([0], [], [], LOOK_SECONDS if there else 0)
+        try:
+            chunk = os.read(0, 65536)
+            reading = bool(chunk)
+        except BlockingIOError:  # all is read; of a caller that is gone, too, whose last words count
+            chunk, reading = b"", there
+        *lines, heard = (heard + chunk).split(b"\n")
+        for line in lines:
+            others.discard(line[1:].decode()) if line[:1] == b"-" else others.add(line.decode())
+    end = time.monotonic() + GRACE_SECONDS
+    quiet, told = 0, set[int]()
+    while quiet < QUIET_LOOKS:
+        found = started_by(mark, others)
+        quiet = 0 if found else quiet + 1
+        for pid in found:
+            with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
+                if time.monotonic() > end:
+                    os.kill(pid, signal.SIGKILL)
+                elif pid not in told:
+                    told.add(pid)
+                    os.kill(pid, signal.SIGTERM)
+        time.sleep(0.05)
+    for name in others:
+        if os.path.isabs(name):
+            shutil.rmtree(name, ignore_errors=True)
+
+
+def started_by(mark: str, others: Iterable[str] = ()) -> list[int]:
+    """Return the processes with a mark in their environment, some others, and what descends from either.
+
+    Args:
+        mark: `pid-start` of the caller.
+        others: Processes that have none, as `pid-start`.
+    """
+    others = set(others)
+    table = dict(_processes(mark))
+    found = {pid for pid, (_, itself, marked) in table.items() if marked or itself in others}
+    while more := {pid for pid, (parent, _, _) in table.items() if parent in found} - found:
+        found |= more
+    return sorted(found - {os.getpid()})
+
+
+def _processes(mark: str) -> Iterator[tuple[int, tuple[int, str, bool]]]:
+    """Yield every process that runs: its parent, which it is, as `pid-start`, and whether it has the mark."""
+    if not os.path.exists("/proc/self/stat"):
+        import psutil
+
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                itself = f"{process.pid}-{process.create_time()}"
+                yield process.pid, (process.ppid(), itself, mark in process.environ().get(MARK, "").split(":"))
+        return
+    named = re.compile(rb"(^|\0)" + f"{MARK}=([^\0]*:)?{re.escape(mark)}".encode() + rb"[:\0]")
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{name}/stat", "rb") as file:
+                state, parent, *others = file.read().rpartition(b")")[2].split()[:20]
+            if state in (b"Z", b"X"):
+                continue
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    marked = named.search(file.read() + b"\0") is not None
+            except OSError:  # another user's
+                marked = False
+            yield int(name), (int(parent), f"{name}-{others[17].decode()}", marked)
+
+
+if __name__ == "__main__":
+    keep(int(sys.argv[1]), sys.argv[2])

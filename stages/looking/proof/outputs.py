@@ -1,0 +1,112 @@
+"""One output against its own manifest: every file, every row that a number counts, and the manifest itself."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+
+from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.manifest import (
+    MANIFEST,
+    PART_NAME,
+    PASSES_ON,
+    SCHEMA_1,
+    STARTED,
+    SUMMARY,
+    Manifest,
+    is_finished,
+    located,
+    read_manifest,
+)
+from nanoskyrl.stages.core.output import FOLDERS
+from nanoskyrl.stages.core.own_stage import dropped_rows
+from nanoskyrl.stages.core.shards import read_part
+from nanoskyrl.stages.core.storage import TEMPORARY
+from nanoskyrl.stages.core.table_checks import check
+from nanoskyrl.stages.engines.rollout_parts import failed
+from nanoskyrl.stages.eval import short
+from nanoskyrl.stages.learning.advantage_columns import dropped_by_reason
+from nanoskyrl.stages.looking.proof.findings import Findings
+from nanoskyrl.stages.score import unjudged
+
+COUNTS: dict[str, Callable[[pa.Table], Mapping[str, int]]] = {
+    "rollout": failed, "score": unjudged, "advantage": dropped_by_reason, "eval": short,
+}  # fmt: skip
+"""What a stage's manifest counts as dropped; the others drop no row of their own."""
+
+
+def check_output(folder: Path, findings: Findings) -> Manifest | None:
+    """Check an output's files and its manifest; return the manifest if it can be read."""
+    if not is_finished(folder):
+        findings.unfinished.append(str(folder))
+        return None
+    try:
+        manifest = read_manifest(folder)
+    except InputError as error:
+        findings.broken.append(str(error))
+        return None
+    place = located(folder, MANIFEST)
+    as_written = place.read_bytes() == manifest.to_bytes() and manifest.seal in (None, manifest.sealed().seal)
+    findings.expect("manifests", as_written, f"{place} is not as it was written")
+    if manifest.seal is None:
+        findings.recorded.append(f"{place} has no seal: it was made by an earlier version")
+    _check_files(folder, manifest, findings)
+    return manifest
+
+
+def _check_files(folder: Path, manifest: Manifest, findings: Findings) -> None:
+    wanted = {part.name: part.digest for part in manifest.parts} | manifest.files
+    for name, digest in wanted.items():
+        path = folder / name
+        if not path.is_file():
+            if name.startswith("state/") and not (folder / "state").exists():
+                findings.pruned.append(str(path))
+            else:
+                findings.broken.append(f"{path} is missing")
+            continue
+        same = findings.digest(path) == digest
+        findings.expect("files", same, f"{path} has another digest than its manifest says")
+    for name in sorted(_names(folder) - set(wanted)):
+        findings.broken.append(f"{folder / name} is in no manifest")
+
+
+def _names(folder: Path) -> set[str]:
+    """Return the files that a stage's directory holds, but for those that say how far it is; what is foreign aside."""
+    aside = {MANIFEST, STARTED, SCHEMA_1[MANIFEST], SCHEMA_1[STARTED]}
+    ours = [
+        path for path in folder.iterdir() if PART_NAME.fullmatch(path.name) or path.name in (SUMMARY, "summary.json")
+    ]
+    for name in FOLDERS:
+        ours += [path for path in (folder / name).rglob("*") if path.is_file()]
+    names = {path.relative_to(folder).as_posix() for path in ours if not path.name.endswith(TEMPORARY)}
+    return names - aside
+
+
+def read_rows(folder: Path, manifest: Manifest, findings: Findings) -> pa.Table | None:
+    """Return the rows of an output, after comparing them with what its manifest counts; None: they cannot be read."""
+    tables, counts = [], Counter()
+    columns = manifest.facts.get(PASSES_ON, manifest.stage)
+    count = COUNTS.get(manifest.stage) or (dropped_rows if columns != manifest.stage else lambda table: {})
+    for part in manifest.parts:
+        path = folder / part.name
+        try:
+            table = read_part(path, part.digest)
+            if columns in COUNTS:
+                check(table, columns)
+        except InputError as error:
+            if path.is_file() and findings.digest(path) == part.digest:  # another digest is named already
+                findings.broken.append(f"{path}: {error}")
+            return None
+        rows = table.num_rows
+        findings.expect("counts", rows == part.rows, f"{path} has {rows} rows, and its manifest says {part.rows}")
+        counts.update(count(table))
+        tables.append(table)
+    table = pa.concat_tables(tables) if tables else None
+    rows = table.num_rows if table is not None else 0
+    facts = {"rows_out": (rows, manifest.rows_out), "dropped": (dict(counts), manifest.dropped)}
+    if manifest.stage in ("rollout", "eval") and table is not None:
+        facts["rows_in"] = (len(set(table.column("trajectory_id").to_pylist())), manifest.rows_in)
+    for name, (found, said) in facts.items():
+        findings.expect("counts", found == said, f"{folder}: its rows give `{name}` {found}, its manifest {said}")
+    return table
