@@ -1,5 +1,9 @@
 """`skyrl score`."""
 
+from typing import Annotated
+
+import typer
+
 from nanoskyrl_cli.options import (
     ConfigOption,
     ForceOption,
