@@ -94,7 +94,8 @@ def judge(rows: Iterable[Trajectory], scorer: Scorer, threads: int = 1, kept: Ve
     left = {name: trajectory for name, trajectory in whole.items() if name not in kept} if kept else whole
     if isinstance(scorer, Weighted):
         scorer.begin([trajectory for trajectory in left.values() if trajectory.status != "failed"], threads)
-    at_once = AtOnce(threads, waits=isinstance(scorer, Weighted) and scorer.waits)
+    # A method of a benchmark's: whether it waits for a judge, its class says.
+    at_once = AtOnce(threads, waits=getattr(getattr(scorer, "__self__", scorer), "waits", False))
     found = dict(zip(left, at_once.map(partial(_judge_one, scorer=scorer), left.values()), strict=True))
     return {name: kept[name] if name in kept else found[name] for name in whole} if kept else found
 

@@ -58,6 +58,7 @@ class DeepSearchQa(WithTools):
     hub = Hub(name="google/deepsearchqa", config="deepsearchqa", split="eval")
     columns = ("problem", "answer", "answer_type")
     workers = WORKERS
+    waits = True
     max_generate_length = 8192
 
     def __init__(self, config: JudgedConfig) -> None:

@@ -70,6 +70,7 @@ class Judged(WithTools):
     """A benchmark whose answers a judge compares with the gold."""
 
     workers = WORKERS
+    waits = True
     max_generate_length = 8192
     answer_line = "Answer"
     judge: Judge | None

@@ -16,7 +16,7 @@ from typing import Any
 from nanoskyrl.stages.core.code import changed_modules
 from nanoskyrl.stages.core.digests import digest_file
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.core.manifest import Manifest, differences, is_finished, read_manifest
+from nanoskyrl.stages.core.manifest import NUMBERS, Manifest, differences, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import latest, read_metrics
 from nanoskyrl.stages.core.pipeline import STAGES
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run, step_of
@@ -150,7 +150,9 @@ class PlaceComparison:
                 self.differs(place, what, how)
         if self._files(ours, theirs, a, b, place):
             self._known.add((a.facts.get("policy"), b.facts.get("policy")))
-        self.values(place, "facts", a.facts, b.facts, exactly=False)
+        # The summary of a stage follows from its rows.
+        facts = ({name: of for name, of in one.facts.items() if name != NUMBERS} for one in (a, b))
+        self.values(place, "facts", *facts, exactly=False)
         if place not in self._touched and a.parts != b.parts and not self.tolerance:
             self.differs(place, "digests of parts", "the manifests give others, and the rows are the same")
         self._known.add((a.digest, b.digest))

@@ -35,6 +35,7 @@ class RowSource:
     """Of the run; None: outside of one."""
     first_row: int
     """The number of its first row in the output that it is a part of."""
+    rows: int
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the part's rows with these columns, or all."""
@@ -58,7 +59,8 @@ def sources_of(place: Path) -> list[RowSource]:
         InputError: nothing of the kind is there, or a manifest cannot be read.
     """
     if place.suffix == ".parquet":
-        return [RowSource(place, None, tuple(read_part(place).column_names), None, 0)]
+        table = read_part(place)
+        return [RowSource(place, None, tuple(table.column_names), None, 0, table.num_rows)]
     if is_finished(place):
         return _of_stage(place, step_of(place.parent))
     run = Run(place)
@@ -89,7 +91,7 @@ def _of_stage(place: Path, step: int | None) -> list[RowSource]:
         return []
     found, first = [], 0
     for part in manifest.parts:
-        found.append(RowSource(place / part.name, part.digest, columns, step, first))
+        found.append(RowSource(place / part.name, part.digest, columns, step, first, part.rows))
         first += part.rows
     return found
 

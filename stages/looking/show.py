@@ -144,7 +144,7 @@ def _show_one(place: Path, view: View, screen: _Screen) -> None:
         if not (place.suffix == ".parquet" or is_finished(place)):
             raise SettingsError("a run has no rows", hint="Name a stage's directory, such as `step-000000/score`")
         sources = sources_of(place)
-        found = show_rows.row_at(sources, view.row or 0)
+        sources, found = show_rows.row_at(sources, view.row or 0)
     if show_rows.is_diagnostics(sources):
         rows = whole_rows(sources, found)
         _either(screen, view, rows.to_pylist, lambda: [show_rows.diagnostics_table(rows)])

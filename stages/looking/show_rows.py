@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -228,15 +227,15 @@ def is_diagnostics(sources: Sequence[RowSource]) -> bool:
     return bool(sources) and "ratio_mean" in sources[0].columns
 
 
-def row_at(sources: Sequence[RowSource], row: int) -> pa.Table:
-    """Return a selection of one row by its number in an output; negative ones count from the end.
+def row_at(sources: Sequence[RowSource], row: int) -> tuple[list[RowSource], pa.Table]:
+    """Return the part that holds a row, and a selection of it by its number; negative ones count from the end.
 
     Raises:
         SettingsError: there is no such row.
     """
-    found = select(sources, ())
-    rows = found.matched
+    rows = sum(source.rows for source in sources)
     if not -rows <= row < rows:
         hint = f"Rows are 0 to {rows - 1}" if rows else "There are no rows at all"
         raise SettingsError(f"there is no row {row}", hint=hint)
-    return found.table.filter(pc.equal(found.table.column("row"), row % rows))
+    source = next(one for one in sources if one.first_row <= row % rows < one.first_row + one.rows)
+    return [source], select([source], ()).table.slice(row % rows - source.first_row, 1)

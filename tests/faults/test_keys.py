@@ -131,7 +131,7 @@ def test_show_prints_signs_for_what_a_policy_wrote(tmp_path, make_trajectory, te
         real = module.SafeConsole
         try:
             module.SafeConsole = lambda file: SafeConsole(file=file, force_terminal=terminal)
-            module.show(tmp_path / "part-00000.parquet", row=chosen, file=out)
+            module.show(tmp_path / "part-00000.parquet", module.View(row=chosen), file=out)
         finally:
             module.SafeConsole = real
         for bad in ("\x1b[2J", "\x1b]0", "\x07", "\x9b", "\u202e", "\x1b[?1049h", "\x7f", "\x08"):
