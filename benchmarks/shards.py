@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +52,23 @@ ALPHABET = "etaoin shrdlucmfwypvbgkjqxz ETAOIN 0123456789.,\n"
 TokenRows = dict[str, list[np.ndarray]]
 
 
+def ids_by_zipf(count: int, rng: np.random.Generator) -> np.ndarray:
+    """Return token ids that follow Zipf's law over the vocabulary, low ids being the frequent ones."""
+    return np.minimum(np.searchsorted(_cumulative(), rng.random(count)), VOCABULARY - 1).astype(np.int32)
+
+
+@cache
+def _cumulative() -> np.ndarray:
+    weight = 1 / np.arange(1, VOCABULARY + 1)
+    return np.cumsum(weight / weight.sum())
+
+
 def token_rows(n_rows: int, rng: np.random.Generator) -> TokenRows:
     """Return prompt_ids, response_ids, loss_mask and rollout_logprobs, one array a row; NaN where observed."""
-    weight = 1 / np.arange(1, VOCABULARY + 1)
-    cumulative = np.cumsum(weight / weight.sum())
-
-    def ids(count: int) -> np.ndarray:
-        return np.minimum(np.searchsorted(cumulative, rng.random(count)), VOCABULARY - 1).astype(np.int32)
-
     rows: TokenRows = {"prompt_ids": [], "response_ids": [], "loss_mask": [], "rollout_logprobs": []}
     for row in range(n_rows):
         if row % N_SAMPLES_PER_PROMPT == 0:
-            prompt = ids(int(rng.integers(*PROMPT_TOKENS, endpoint=True)))
+            prompt = ids_by_zipf(int(rng.integers(*PROMPT_TOKENS, endpoint=True)), rng)
         length = int(rng.integers(*RESPONSE_TOKENS, endpoint=True))
         mask = np.ones(length, np.int8)
         if row % 2:
@@ -71,7 +77,7 @@ def token_rows(n_rows: int, rng: np.random.Generator) -> TokenRows:
                 end = length * turn // (OBSERVED_SPANS + 1)
                 mask[end : end + span] = 0
         rows["prompt_ids"].append(prompt)
-        rows["response_ids"].append(ids(length))
+        rows["response_ids"].append(ids_by_zipf(length, rng))
         rows["loss_mask"].append(mask)
         rows["rollout_logprobs"].append(np.where(mask != 0, log_softmax_at_sampled(length, rng), np.float32("nan")))
     return rows

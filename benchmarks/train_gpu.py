@@ -13,6 +13,7 @@
     python benchmarks/train_gpu.py save        # what is written after a step; --shape 90m suits a CPU
     python benchmarks/train_gpu.py profile     # where the time goes, by kernel
     python benchmarks/train_gpu.py prefix      # shared prefixes: computed once, packed as they are, and TRL
+    python benchmarks/train_gpu.py small --shape 135m   # a step of a small model: the host's part, launches, writing
 
 One JSON line a figure on stdout. The model has Qwen2.5-1.5B's shape and random weights in bfloat16; the batch is 8 rows
 of 256 prompt tokens and 256 to 1,024 completion tokens, every completion token trained. `tokens_per_second` counts real
@@ -64,6 +65,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 12, "num_key_value_heads": 2, "max_position_embeddings": 32768,
         "tie_word_embeddings": True, "rope_theta": 1e6,
     },
+    "135m": {
+        "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+    },
     "90m": {
         "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 8,
         "num_attention_heads": 12, "num_key_value_heads": 2, "max_position_embeddings": 4096,
@@ -75,7 +81,20 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }  # fmt: skip
-SUBCOMMANDS = ("full", "lora", "qlora", "long", "ablation", "fill", "head", "step", "save", "profile", "prefix")
+SUBCOMMANDS = (
+    "full",
+    "lora",
+    "qlora",
+    "long",
+    "ablation",
+    "fill",
+    "head",
+    "step",
+    "save",
+    "profile",
+    "small",
+    "prefix",
+)
 GIB = 1 << 30
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -111,9 +130,9 @@ class Batch:
         )  # fmt: skip
 
 
-def made_up(shape: str, rows: int, prompt: int, least: int, most: int) -> Batch:
+def made_up(shape: str, rows: int, prompt: int, least: int, most: int, *, as_said: bool = False) -> Batch:
     random, vocabulary = np.random.default_rng(0), SHAPES[shape]["vocab_size"]
-    if shape != "1.5b":
+    if shape != "1.5b" and not as_said:
         prompt, least, most = prompt // 16, least // 16, most // 16
 
     def ids(count: int) -> np.ndarray:
@@ -722,6 +741,59 @@ def profile(policy: Path, batch: Batch, **settings: Any) -> None:
         }), flush=True)  # fmt: skip
 
 
+def small(policy: Path, batch: Batch, place: Path, name: str, *, max_tokens: int = 16384, **settings: Any) -> None:
+    """Measure a step of a small model: its passes, the optimizer's step, what is written, and what the host does.
+
+    `device_seconds` is what all kernels of the passes take; the rest of `pass_seconds` the device waits for the host.
+    """
+    from torch.profiler import ProfilerActivity, profile as profiler
+
+    clear()
+    learner = Learner(OptimizerConfig(**settings))
+    learner.load(policy)
+    objective, rows, update = grpo_on(batch, max_tokens), list(range(len(batch.prompts))), None
+    times: dict[str, list[float]] = {}
+
+    def timed(what: str, work: Callable[[], Any]) -> None:
+        synchronize()
+        start = time.perf_counter()
+        work()
+        synchronize()
+        times.setdefault(what, []).append(time.perf_counter() - start)
+
+    for _ in range(4):
+        update = Update(objective)
+        timed("pass_seconds", lambda of=update: learner.accumulate(*of.watched(learner, rows)))
+        timed("seen_seconds", update.seen)
+        timed("optimizer_seconds", learner.strategy.step)
+        for state in (True, False):
+            shutil.rmtree(place / "small", ignore_errors=True)
+            (place / "small").mkdir()
+            learner._policy, target = policy, place / "small"
+            timed(
+                f"save_{'' if state else 'policy_'}seconds",
+                lambda s=state, t=target: learner.save(t / "policy", t / "state", [1, 2, 3], with_state=s),
+            )
+    with profiler(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * CUDA]) as found:
+        learner.accumulate(*Update(objective).watched(learner, rows))
+        synchronize()
+    events = found.key_averages()
+
+    def calls(*names: str) -> int:
+        return sum(event.count for event in events if event.key in names)
+
+    print(json.dumps({
+        "what": "small", "variant": name, "tokens": batch.tokens, "trained_parameters": learner.trained_parameters,
+        **{what: round(min(took), 4) for what, took in times.items()},
+        "first_pass_seconds": round(times["pass_seconds"][0], 2),
+        "device_seconds": round(sum(event.self_device_time_total for event in events) / 1e6, 4) if CUDA else None,
+        "launches": calls("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx"),
+        "graphs": calls("cudaGraphLaunch"), "waits": calls("cudaStreamSynchronize", "cudaDeviceSynchronize"),
+        "numbers_read": calls("aten::_local_scalar_dense"),
+    }), flush=True)  # fmt: skip
+    shutil.rmtree(place / "small")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=list(SUBCOMMANDS))
@@ -765,6 +837,21 @@ def main() -> None:
                 ))  # fmt: skip
         elif given.what == "head":
             head(policy, usual)
+        elif given.what == "small":
+            # 64 prompts of 130 tokens, 16 answers of about 20 each.
+            batch = made_up(given.shape, 1024 if CUDA else 64, 130, 10, 30, as_said=True)
+            variants: dict[str, dict[str, Any]] = {
+                "as it comes": {}, "whole model": {"lora_rank": 0},
+                "whole model, nothing computed again": {"lora_rank": 0, "gradient_checkpointing": 0.0},
+                "whole model, 65,536 tokens a pass": {"lora_rank": 0, "max_tokens": 65536},
+            }  # fmt: skip
+            if True in compiled:
+                variants["whole model, compiled"] = {"lora_rank": 0, "compile": True}
+                variants["whole model, compiled, nothing computed again"] = {
+                    "lora_rank": 0, "compile": True, "gradient_checkpointing": 0.0
+                }  # fmt: skip
+            for name, settings in variants.items():
+                variant(name, lambda n=name, s=settings: small(policy, batch, place, n, **s))
         elif given.what == "long":
             for rank in (32, 0):
                 what = f"long, {'LoRA' if rank else 'full'}"

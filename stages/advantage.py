@@ -4,7 +4,7 @@ The estimator sees the rewards of a group's trajectories, each once, however man
 has. Rows that are not kept stay in the shards with a reason and null advantages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from nanoskyrl.algos.estimators.base import Estimator
+from nanoskyrl.stages.core.at_once import Behind, ahead
 from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import row_settings
 from nanoskyrl.stages.core.errors import SettingsError
@@ -22,22 +23,23 @@ from nanoskyrl.stages.core.output import Output, open_output
 from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.rows import row_arrays
 from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
-from nanoskyrl.stages.core.table_checks import check
+from nanoskyrl.stages.core.table_checks import check, check_some
 from nanoskyrl.stages.core.trajectory import schema_of
 from nanoskyrl.stages.learning.advantage_columns import (
     PASSED,
     SUMMARY_COLUMNS,
-    Rows,
+    AdvantageColumns,
     add_columns,
     drop_reasons,
     dropped_by_reason,
     estimate,
+    looks_at_tokens,
     rows_needed,
     summary,
 )
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
-from nanoskyrl.stages.learning.kl_in_reward import FACT, coefficient, facts_of
-from nanoskyrl.stages.learning.trajectories import gather
+from nanoskyrl.stages.learning.kl_in_reward import FACT, Passed, coefficient, facts_of
+from nanoskyrl.stages.learning.trajectories import COLUMNS, LENGTHS, MASK, Rows, gather
 from nanoskyrl.stages.models.policy import check_critic, critic_digest, policy_digest
 from nanoskyrl.stages.models.vocabulary import check_token_ids
 
@@ -94,30 +96,45 @@ def advantage(
         up_to_date = out is not None and out.manifest is not None
         if up_to_date if world is None else world.broadcast(up_to_date):
             return (out and out.manifest) or read_manifest(output)
-        with watch("read"):
-            tables = _read(scored, source, asks, policy, reference)
         models = Models(policy, reference, passes)
         # Several processes make the same passes, so none looks into parts that are in place.
         kept = out if world is None or world.size == 1 else None
-        columns = advantage_columns(tables, config, estimator, models, out=kept, watch=watch)
+        batch = Stored(scored, source, asks, models, watch)
+        columns, passed = _columns(batch, config, estimator, models, out=kept, watch=watch)
         if out is None:
             assert world is not None
             world.barrier()
             return read_manifest(output)
-        start = 0
-        for index, table in enumerate(tables):
-            end = start + table.num_rows
-            if not out.has_part(index):
-                filled = add_columns(table, {name: values[start:end] for name, values in columns.items()})
-                check(filled, "advantage")
-                with watch("write"):
-                    out.write_part(index, filled)
-            start = end
-        facts |= facts_of(columns, _rows_of(tables, "rollout_logprobs"), _rows_of(tables, "loss_mask"), config)
-        manifest = out.finish(rows_in=source.rows_out, facts=facts)
+
+        def stored() -> Iterator[tuple[int, bool, pa.Table]]:
+            for index in range(len(source.parts)):
+                there = out.has_part(index)
+                yield (
+                    index,
+                    there,
+                    (read_part(output / part_name(index), columns=SUMMARY_COLUMNS) if there else batch.part(index)),
+                )
+
+        def parts() -> Iterator[pa.Table]:
+            start = 0
+            with Behind(watch, "write") as writer:
+                for index, there, part in ahead(stored(), watch, "read"):
+                    if not there:
+                        with watch("estimate"):
+                            part = add_columns(part, columns, start)
+                        with watch("check"):
+                            check(part, "advantage", checked="score")
+                        writer(out.write_part, index, part)
+                    start += part.num_rows
+                    yield part
+
+        with watch("summary"):
+            numbers = summary(parts())
+        with watch("write"):
+            facts |= facts_of(columns.tokens, passed, config)
+            manifest = out.finish(rows_in=source.rows_out, facts=facts)
         if world is not None:
             world.barrier()
-    numbers = summary(read_parts(output, manifest, SUMMARY_COLUMNS))
     numbers |= {f"advantage/{FACT}/{name}": value for name, value in facts.get(FACT, {}).items()}
     log.write("advantage", {**numbers, **watch.timings()})
     return manifest
@@ -141,14 +158,67 @@ class Models(NamedTuple):
 NO_MODELS = Models()
 
 
+class Stored:
+    """A batch on disk: its parts are read when they are needed, and checked where they are read whole."""
+
+    def __init__(self, scored: Path, source: Manifest, asks: set[str], models: Models, watch: Stopwatch) -> None:
+        """Read nothing yet; tokens will be held against every model that is asked about them."""
+        self.scored, self.source, self.watch = scored, source, watch
+        asked = ((models.policy, bool(asks - {"ref_logprobs"})), (models.reference, "ref_logprobs" in asks))
+        self._asked = [model for model, is_asked in asked if is_asked and model is not None]
+
+    def __len__(self) -> int:
+        return len(self.source.parts)
+
+    def part(self, index: int) -> pa.Table:
+        """Return a part, whole.
+
+        Raises:
+            InputError: it is not what `score` writes, or holds a token that a model does not know.
+        """
+        part = self.source.parts[index]
+        table = read_part(self.scored / part.name, part.digest)
+        check(table, "score")
+        for model in self._asked:
+            check_token_ids(table, self.scored, model)
+        return table
+
+    def columns(self, names: Sequence[str]) -> Iterator[pa.Table]:
+        """Yield some columns of each part."""
+        for table in read_parts(self.scored, self.source, names):
+            with self.watch("check"):
+                check_some(table, "score")
+            yield table
+
+
+class Held:
+    """A batch in memory, checked."""
+
+    def __init__(self, table: pa.Table) -> None:
+        """Keep the rows, which are one part."""
+        self.table = table
+
+    def __len__(self) -> int:
+        return 1
+
+    def part(self, index: int) -> pa.Table:
+        """Return all rows."""
+        return self.table
+
+    def columns(self, names: Sequence[str]) -> Iterator[pa.Table]:
+        """Yield some columns."""
+        yield self.table.select(list(names))
+
+
 def preview(
     scored: Path, config: AdvantageConfig, models: Models = NO_MODELS, previous: Path | None = None
 ) -> pa.Table:
     """Return what `advantage` would write of scored shards."""
     config = replace(config, kl_reward_coef=coefficient(config, _before(config, previous)))
     asks = _asks(config, _estimator(config.estimator or "grpo"))
-    tables = _read(scored, read_manifest(scored, stage="score"), asks, models.policy, models.reference)
-    return add_advantages(pa.concat_tables(tables or [schema_of("score").empty_table()]), config, models)
+    batch = Stored(scored, read_manifest(scored, stage="score"), asks, models, Stopwatch())
+    tables = [batch.part(index) for index in range(len(batch))]
+    return _filled(pa.concat_tables(tables or [schema_of("score").empty_table()]), config, models)
 
 
 def add_advantages(table: pa.Table, config: AdvantageConfig, models: Models = NO_MODELS) -> pa.Table:
@@ -158,26 +228,31 @@ def add_advantages(table: pa.Table, config: AdvantageConfig, models: Models = NO
         SettingsError: an unknown estimator, a group of one under `singleton = error`, or a policy that is not named.
     """
     check(table, "score")
+    return _filled(table, config, models)
+
+
+def _filled(table: pa.Table, config: AdvantageConfig, models: Models) -> pa.Table:
+    """Return a scored table that was checked, the whole batch, with the columns of `advantage`."""
     estimator = _estimator(config.estimator or "grpo")
     _check_named(_asks(config, estimator), models.policy, models.reference)
-    found = add_columns(table, advantage_columns([table], config, estimator, models))
-    check(found, "advantage")
+    found = add_columns(table, _columns(Held(table), config, estimator, models)[0])
+    check(found, "advantage", checked="score")
     return found
 
 
-def advantage_columns(
-    tables: Sequence[pa.Table],
+def _columns(
+    batch: Stored | Held,
     config: AdvantageConfig,
     estimator: Estimator,
     models: Models,
     *,
     out: Output | None = None,
     watch: Stopwatch | None = None,
-) -> dict[str, list[Any]]:
-    """Return the columns of `advantage`, one value a row of all tables, which are one batch.
+) -> tuple[AdvantageColumns, Passed]:
+    """Return the columns of `advantage`, one value a row of the batch, and what models gave.
 
     Args:
-        tables: Scored, one a part.
+        batch: Scored rows.
         config: The estimator, the shaping and the filters.
         estimator: The one that config names.
         models: For the columns that need some.
@@ -185,19 +260,22 @@ def advantage_columns(
         watch: Where time is noted.
     """
     watch = watch or Stopwatch()
+    names = [*COLUMNS, *LENGTHS * bool(config.overlong_buffer_length), *[MASK] * looks_at_tokens(config, estimator)]
+    with watch("read"):
+        facts = list(batch.columns(names)) or [schema_of("score").empty_table().select(names)]
     with watch("estimate"):
-        trajectories = gather(tables)
+        trajectories = gather(facts)
         reasons = drop_reasons(trajectories, config)
-    asks, passed = _asks(config, estimator), {}
+    asks, passed = _asks(config, estimator), Passed({}, [], trajectories.masks)
     if asks:
         from nanoskyrl.stages.learning.model_columns import Wanted
 
         wanted = Wanted(policy=models.policy, reference=models.reference, **{name: name in asks for name in PASSED})
         with watch("passes"):
             needed = rows_needed(trajectories, reasons, config)
-            passed = _passes(tables, out, needed, models.passes or _fresh_passes(), wanted, config)
+            passed = _passes(batch, out, needed, models.passes or _fresh_passes(), wanted, config, trajectories.masks)
     with watch("estimate"):
-        return estimate(trajectories, reasons, passed, config, estimator)
+        return estimate(trajectories, reasons, passed, config, estimator), passed
 
 
 def _estimator(name: str) -> Estimator:
@@ -232,20 +310,6 @@ def _check_named(asks: set[str], policy: Path | None, reference: Path | None) ->
         raise SettingsError(
             "`ref_logprobs` needs the reference policy, and none is named", hint="Name one with `--reference`"
         )
-
-
-def _read(
-    scored: Path, source: Manifest, asks: set[str], policy: Path | None, reference: Path | None
-) -> list[pa.Table]:
-    """Return the scored tables, whose tokens every model knows that is asked about them."""
-    asked = [(policy, bool(asks - {"ref_logprobs"})), (reference, "ref_logprobs" in asks)]
-    tables = list(read_parts(scored, source))
-    for table in tables:
-        check(table, "score")
-        for model, is_asked in asked:
-            if is_asked and model is not None:
-                check_token_ids(table, scored, model)
-    return tables
 
 
 def head(
@@ -283,15 +347,18 @@ def _fresh_passes() -> "Passes":
 
 
 def _passes(
-    tables: Sequence[pa.Table], out: Output | None, needed: set[int], passes: "Passes", wanted: "Wanted",
-    config: AdvantageConfig,
-) -> dict[str, Rows]:  # fmt: skip
+    batch: Stored | Held, out: Output | None, needed: set[int], passes: "Passes", wanted: "Wanted",
+    config: AdvantageConfig, masks: Rows,
+) -> Passed:  # fmt: skip
     """Return the columns that models give, row by row; parts in place already hold theirs."""
     asked = [name for name in PASSED if getattr(wanted, name)]
-    found: dict[str, Rows] = {name: [] for name in (*asked, "rollout_logprobs")}
-    for index, table in enumerate(tables):
-        start = len(found["rollout_logprobs"])
-        found["rollout_logprobs"] += row_arrays(table.column("rollout_logprobs"))
+    found: dict[str, list[np.ndarray | None]] = {name: [] for name in asked}
+    sampled: list[np.ndarray | None] = []
+    start = 0
+    for index in range(len(batch)):
+        table = batch.part(index)
+        if config.use_kl_in_reward:
+            sampled += row_arrays(table.column("rollout_logprobs"))
         if out is not None and out.has_part(index) and not config.use_kl_in_reward:
             there = read_part(out.directory / part_name(index), columns=PASSED)
             made = {name: row_arrays(there.column(name)) for name in PASSED}
@@ -301,13 +368,10 @@ def _passes(
             made = {name: _scattered(numbers, rows_of, table.num_rows) for name, numbers in columns.items()}
         for name in asked:
             found[name] += made.get(name) or [None] * table.num_rows
-    return found
+        start += table.num_rows
+    return Passed(found, sampled, masks)
 
 
-def _rows_of(tables: Sequence[pa.Table], name: str) -> list[Any]:
-    return [row for table in tables for row in row_arrays(table.column(name))]
-
-
-def _scattered(numbers: Sequence[np.ndarray], places: Sequence[int], count: int) -> Rows:
+def _scattered(numbers: Sequence[np.ndarray], places: Sequence[int], count: int) -> list[np.ndarray | None]:
     by_place = dict(zip(places, numbers, strict=True))
     return [by_place.get(place) for place in range(count)]

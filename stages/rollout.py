@@ -23,12 +23,12 @@ from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import plugin_config, row_settings, stage_config, to_plain
 from nanoskyrl.stages.core.digests import digest_path, digest_text
 from nanoskyrl.stages.core.errors import SettingsError
-from nanoskyrl.stages.core.manifest import Head, Manifest
-from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
-from nanoskyrl.stages.core.output import Output, open_output
+from nanoskyrl.stages.core.manifest import NUMBERS, Head, Manifest
+from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, finite
+from nanoskyrl.stages.core.output import Output, open_output, part_files
 from nanoskyrl.stages.core.registry import lookup, plugin_errors
 from nanoskyrl.stages.core.rows import to_table
-from nanoskyrl.stages.core.shards import read_parts
+from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl.stages.core.trajectory import Trajectory
 from nanoskyrl.stages.engines.base import Engine, SamplingParams, make_engine
@@ -204,7 +204,7 @@ def rollout(
             return out.manifest
         tasks, rounds, index, spread = plan.tasks, 0, 0, 0
         filler = PartFiller(out, plan, policy, settings, engine, watch)
-        scorer = _scorer(plan.environment, settings) if config.dynamic_sampling else None
+        scorer, threads = _scorer(plan.environment, settings) if config.dynamic_sampling else (None, 1)
         with contextlib.closing(filler):
             while True:
                 parts = in_parts(tasks, config.rows_per_part, config.n_samples_per_prompt, index)
@@ -212,7 +212,7 @@ def rollout(
                 if scorer is not None:
                     with watch("score"):
                         for i in parts:
-                            spread += groups_with_signal(output, i, scorer, stage_config(settings, "judge").concurrency)
+                            spread += groups_with_signal(output, i, scorer, threads)
                 index += len(parts)
                 rounds += 1
                 if scorer is None or spread >= len(plan.tasks) or rounds >= config.max_sample_batches:
@@ -220,20 +220,29 @@ def rollout(
                 tasks = tasks_of(plan.environment, config, rounds)
             engine_numbers = filler.facts()
         facts = {"rounds": rounds, "groups_with_spread": spread} if config.dynamic_sampling else {}
+        with watch("summary"):
+            numbers = summary(read_part(path, columns=SUMMARY_COLUMNS) for path in part_files(output))
         with watch("write"):
-            manifest = out.finish(rows_in=rounds * len(plan.tasks) * config.n_samples_per_prompt, facts=facts)
-    numbers = summary(read_parts(output, manifest, SUMMARY_COLUMNS))
+            manifest = out.finish(
+                rows_in=rounds * len(plan.tasks) * config.n_samples_per_prompt,
+                facts={**facts, NUMBERS: finite(numbers)},
+            )
     numbers |= {f"rollout/engine/{key}": value for key, value in engine_numbers.items()}
     log.write("rollout", {**numbers, **{f"rollout/{key}": value for key, value in facts.items()}, **watch.timings()})
     return manifest
 
 
-def _scorer(environment: Environment, settings: dict[str, dict[str, Any]]) -> "Scorer":
-    """Return what `score` will judge by."""
-    from nanoskyrl.stages.score import scorer_of
+def numbers_of(output: Path, manifest: Manifest) -> dict[str, Value]:
+    """Return the numbers of a finished rollout, from its manifest where it has them."""
+    return manifest.facts.get(NUMBERS) or summary(read_parts(output, manifest, SUMMARY_COLUMNS))
 
-    config = stage_config(settings, "score")
-    return scorer_of(config, environment, stage_config(settings, "judge"))
+
+def _scorer(environment: Environment, settings: dict[str, dict[str, Any]]) -> tuple["Scorer", int]:
+    """Return what `score` will judge by, and how much of it at once."""
+    from nanoskyrl.stages.score import scorer_of, verdicts_at_once
+
+    config, judge = stage_config(settings, "score"), stage_config(settings, "judge")
+    return scorer_of(config, environment, judge), verdicts_at_once(config, judge, environment)
 
 
 class PartFiller:
@@ -343,4 +352,5 @@ def run_parts(
         trajectory_mode=config.trajectory_mode,
         tool_format=config.tool_format,
         template_arguments=config.chat_template_kwargs,
+        concurrency=config.concurrency,
     )  # fmt: skip

@@ -11,7 +11,7 @@ rollout's columns go through untouched.
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,14 +34,15 @@ from nanoskyrl.envs.graders.verdicts import (
     judge,
     weighted,
 )
-from nanoskyrl.stages.core.checked import Checked, PositiveFloat
+from nanoskyrl.stages.core.at_once import Behind, ahead
+from nanoskyrl.stages.core.checked import PLACE, Checked, PositiveFloat, PositiveInt
 from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import plugin_config, row_settings, stage_config
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.core.manifest import Head, Manifest, first_difference, is_finished, read_manifest
-from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, mean
-from nanoskyrl.stages.core.output import open_output, part_files
-from nanoskyrl.stages.core.rows import from_table, to_json
+from nanoskyrl.stages.core.manifest import NUMBERS, Head, Manifest, first_difference, is_finished, read_manifest
+from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, finite, mean
+from nanoskyrl.stages.core.output import open_output
+from nanoskyrl.stages.core.rows import counts_in, from_table, to_json
 from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.core.storage import make_directory, write_whole
 from nanoskyrl.stages.core.table_checks import check
@@ -73,6 +74,9 @@ class ScoreConfig(Checked):
     """Weight of each reward: `env`, the environment's own; `judge`, a model's; `module:function`, a user's."""
     timeout_seconds: PositiveFloat = 60.0
     """What a user's reward may take for one trajectory; then its process is killed, and the row has no reward."""
+    concurrency: PositiveInt = field(default=32, metadata=PLACE)
+    """Verdicts that are worked on at once, where they wait: the environment's in threads, a user's function in
+    processes of its own. 1 for functions that remember, or that need much memory."""
     conversational: bool = False
     """Give reward functions of TRL's signature messages, as TRL does for conversational data sets; False: text."""
 
@@ -107,7 +111,7 @@ def score(
     environment = make_environment(_env_of(source), settings or {})
     judge_config: JudgeConfig = stage_config(settings or {}, "judge")
     scorer = scorer_of(config, environment, judge_config)
-    threads = judge_config.concurrency if JUDGE_REWARD in config.rewards else 1
+    threads = verdicts_at_once(config, judge_config, environment)
     ours = head(rollout, config, settings=settings)
     # Dynamic sampling judged by the same rewards: its verdicts are these.
     sampled_by = all(source.settings.get(name) == value for name, value in json.loads(to_json(ours.settings)).items())
@@ -115,25 +119,41 @@ def score(
     with open_output(output, ours, force=force or kept is not None, dropped=unjudged) as out:
         if out.manifest is not None:
             return out.manifest
-        for index, part in enumerate(source.parts):
-            if out.has_part(index):
-                continue
-            with watch("read"):
-                table = read_part(rollout / part.name, part.digest)
-            check(table, "rollout")
-            with watch("score"):
-                known = kept or (_kept_verdicts(rollout, index) if sampled_by else {})
-                scored = score_table(table, scorer, threads, known)
-            with watch("write"):
-                out.write_part(index, scored)
-        # What `advantage` goes by: it sees no rollout.
-        facts = {"sampling": sampling_of(source.settings["rollout"]), **why_unjudged(output)}
-        manifest = out.finish(rows_in=source.rows_out, facts=facts)
+        reasons: Counter[str] = Counter()
+
+        def stored() -> Iterator[tuple[int, bool, pa.Table]]:
+            for index, part in enumerate(source.parts):
+                if there := out.has_part(index):
+                    found = read_part(output / part_name(index), columns=SUMMARY_COLUMNS)
+                else:
+                    found = read_part(rollout / part.name, part.digest)
+                    check(found, "rollout")
+                yield index, there, found
+
+        def parts() -> Iterator[pa.Table]:
+            # One part is read and another one written while one is judged: that is another processor's work.
+            with Behind(watch, "write") as writer:
+                for index, there, found in ahead(stored(), watch, "read"):
+                    if not there:
+                        with watch("score"):
+                            known = kept or (_kept_verdicts(rollout, index) if sampled_by else {})
+                            found = score_table(found, scorer, threads, known)
+                        writer(out.write_part, index, found)
+                    reasons.update(_reasons(found))
+                    yield found
+
+        with watch("summary"):
+            numbers = summary(parts())
+        with watch("write"):
+            # What `advantage` goes by: it sees no rollout.
+            facts = {"sampling": sampling_of(source.settings["rollout"]), **why_unjudged(reasons)}
+            facts[NUMBERS] = finite(numbers)
+            manifest = out.finish(rows_in=source.rows_out, facts=facts)
     if reason := manifest.facts.get("unjudged"):
         log_reason = {"score/unjudged": f"{reason['reason']} ({reason['count']} trajectories)"}
     else:
         log_reason = {}
-    log.write("score", {**log_reason, **summary(read_parts(output, manifest, SUMMARY_COLUMNS)), **watch.timings()})
+    log.write("score", {**log_reason, **numbers, **watch.timings()})
     return manifest
 
 
@@ -182,18 +202,19 @@ def judged_before(output: Path, head: Head) -> Verdicts | None:
     return verdicts
 
 
-def why_unjudged(output: Path) -> dict[str, Any]:
-    """Return the commonest reason why rows of an output have no verdict, and of how many; {} if all have one."""
-    reasons: Counter[str] = Counter()
-    for path in part_files(output):
-        table = read_part(path).select(("is_last_step", "score_status", "reward_parts"))
-        for row in table.filter(table.column("is_last_step")).to_pylist():
-            if row["score_status"] in UNJUDGED:
-                reasons.update(name.removeprefix(ERROR) for name in json.loads(row["reward_parts"]) if ERROR in name)
+def why_unjudged(reasons: Counter[str]) -> dict[str, Any]:
+    """Return the commonest reason why rows have no verdict, and of how many; {} if all have one."""
     if not reasons:
         return {}
     reason, count = min(reasons.items(), key=lambda item: (-item[1], item[0]))
     return {"unjudged": {"reason": reason, "count": count}}
+
+
+def _reasons(table: pa.Table) -> Iterator[str]:
+    """Yield why each trajectory of a scored table has no verdict, where that is so."""
+    without = pc.and_(table.column("is_last_step"), pc.is_in(table.column("score_status"), pa.array(UNJUDGED)))
+    for parts in table.column("reward_parts").filter(without).to_pylist():
+        yield from (name.removeprefix(ERROR) for name in json.loads(parts) if ERROR in name)
 
 
 def groups_with_signal(rollout: Path, index: int, scorer: Scorer, threads: int) -> int:
@@ -201,7 +222,7 @@ def groups_with_signal(rollout: Path, index: int, scorer: Scorer, threads: int) 
     rows = list(from_table(read_part(rollout / part_name(index))))
     kept = _kept_verdicts(rollout, index)
     waits = isinstance(scorer, Weighted) and scorer.waits
-    verdicts = judge(rows, scorer, threads if waits else 1, kept)
+    verdicts = judge(rows, scorer, threads, kept)
     if waits and verdicts.keys() - kept.keys():
         lines = [
             {"trajectory_id": name, "status": status, **asdict(verdict)} for name, (verdict, status) in verdicts.items()
@@ -231,7 +252,8 @@ def _kept_verdicts(rollout: Path, index: int) -> Verdicts:
 
 def unjudged(table: pa.Table) -> dict[str, int]:
     """Return how many rows have no verdict, by score_status."""
-    return dict(Counter(status for status in table.column("score_status").to_pylist() if status != "scored"))
+    found = counts_in(table.column("score_status"))
+    return {status: count for status, count in found.items() if status != "scored"}
 
 
 def _env_of(source: Manifest) -> str | dict[str, float]:
@@ -257,13 +279,20 @@ def described_rewards(config: ScoreConfig, judge_config: JudgeConfig) -> dict[st
     return described
 
 
+def verdicts_at_once(config: ScoreConfig, judge_config: JudgeConfig, environment: Environment) -> int:
+    """Return how many verdicts are worked on at once."""
+    if JUDGE_REWARD in config.rewards:
+        return judge_config.concurrency
+    return 1 if getattr(environment, "serial", False) else config.concurrency
+
+
 def scorer_of(config: ScoreConfig, environment: Environment, judge_config: JudgeConfig) -> Scorer:
     """Return one scorer for all rewards of the settings; raises as `weighted` does."""
     return weighted(config.rewards, environment, config.timeout_seconds, judge_config, config.conversational)
 
 
 def score_table(table: pa.Table, scorer: Scorer, threads: int = 1, kept: Verdicts | None = None) -> pa.Table:
-    """Return a rollout's table with the columns of `score` added; trajectories with a kept verdict are not judged."""
+    """Return a rollout's table, checked before, with the columns of `score`; a kept verdict is not given again."""
     verdicts = judge(from_table(table), scorer, threads, kept)
     rows = [verdicts[trajectory_id] for trajectory_id in table.column("trajectory_id").to_pylist()]
     added = {
@@ -276,7 +305,7 @@ def score_table(table: pa.Table, scorer: Scorer, threads: int = 1, kept: Verdict
     scored = pa.Table.from_arrays(
         [added[name] if name in added else table.column(name) for name in schema.names], schema=schema
     )
-    check(scored, "score")
+    check(scored, "score", checked="rollout")
     return scored
 
 
@@ -285,31 +314,37 @@ SUMMARY_COLUMNS = ("is_last_step", "score_status", "sample", "env", "reward", "r
 
 def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:
     """Return the numbers of scored shards; trajectories count once, however many rows they have."""
-    rewards, successes, statuses = [], [], Counter()
+    statuses: Counter[str] = Counter()
+    texts: Counter[str] = Counter()
+    rewards: list[float] = []
+    successes: list[float] = []
     groups: dict[str, list[float]] = {}
-    parts: dict[str, list[float]] = {}
     size = 1
     by_env: dict[str, tuple[list[float], list[float], set[str]]] = {}  # rewards, successes and groups of each
     for table in tables:
-        last = table.filter(table.column("is_last_step"))
-        statuses.update(last.column("score_status").to_pylist())
-        size = max([size, *(sample + 1 for sample in last.column("sample").to_pylist())])
+        last = table.select(SUMMARY_COLUMNS).filter(table.column("is_last_step"))
+        statuses.update(counts_in(last.column("score_status")))
+        size = max(size, 1 + (pc.max(last.column("sample")).as_py() or 0))
         known = last.filter(pc.is_valid(last.column("reward")))
-        rewards += known.column("reward").to_pylist()
-        successes += [float(value) for value in known.column("success").to_pylist() if value is not None]
-        for given in map(json.loads, known.column("reward_parts").to_pylist()):
-            for name, value in given.items():
-                parts.setdefault(name, []).extend([] if value is None else [value])
-        for name in last.column("env").to_pylist():
+        texts.update(counts_in(known.column("reward_parts")))
+        given = known.column("reward").to_pylist()
+        solved = [None if value is None else float(value) for value in known.column("success").to_pylist()]
+        rewards += given
+        successes += [value for value in solved if value is not None]
+        for name in counts_in(last.column("env")):
             by_env.setdefault(name, ([], [], set()))
-        for name, group, success, reward in zip(
-            *(known.column(c).to_pylist() for c in ("env", "group_id", "success", "reward")), strict=True
-        ):
-            groups.setdefault(group, []).append(reward if success is None else float(success))
+        names, of_groups = known.column("env").to_pylist(), known.column("group_id").to_pylist()
+        for name, group, success, reward in zip(names, of_groups, solved, given, strict=True):
+            groups.setdefault(group, []).append(reward if success is None else success)
             of_env = by_env[name]
             of_env[0].append(reward)
-            of_env[1].extend([] if success is None else [float(success)])
+            if success is not None:
+                of_env[1].append(success)
             of_env[2].add(group)
+    parts: dict[str, list[float]] = {}
+    for text, count in texts.items():
+        for name, value in json.loads(text).items():
+            parts.setdefault(name, []).extend([] if value is None else [value] * count)
     spread = {group: _variance(values) for group, values in groups.items() if len(values) > 1}
     return {
         "reward/avg_raw_reward": mean(rewards),
@@ -329,6 +364,12 @@ def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:
         },
         **{f"score/status/{status}": count for status, count in sorted(statuses.items())},
     }
+
+
+def numbers_of(output: Path, manifest: Manifest) -> dict[str, Value]:
+    """Return the numbers of a finished output, from its manifest where it has them."""
+    own = manifest.stage == "score"  # stages of somebody's own pass facts on, and leave rows out
+    return (own and manifest.facts.get(NUMBERS)) or summary(read_parts(output, manifest, SUMMARY_COLUMNS))
 
 
 def _variance(values: list[float]) -> float:

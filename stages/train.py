@@ -7,12 +7,11 @@ killed train starts again from the previous state and ends with the same bytes.
 """
 
 import math
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import torch
 
 from nanoskyrl.stages.core.config import row_settings
@@ -21,12 +20,13 @@ from nanoskyrl.stages.core.errors import EngineError, InputError
 from nanoskyrl.stages.core.manifest import Head, Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value
 from nanoskyrl.stages.core.output import open_output
-from nanoskyrl.stages.learning.batching import one_temperature, read_sequences
+from nanoskyrl.stages.core.runs import Trained
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.process_group import join
 from nanoskyrl.stages.learning.recipe import Recipe, recipe_of
+from nanoskyrl.stages.learning.replay import remade_state
 from nanoskyrl.stages.learning.train_config import TrainConfig
-from nanoskyrl.stages.learning.update import Update, mini_batches
+from nanoskyrl.stages.learning.update import Update, mini_batches, old_logprobs_of
 from nanoskyrl.stages.learning.update_inputs import Sources, open_sources
 from nanoskyrl.stages.models.device import pick_device
 from nanoskyrl.stages.models.policy import critic_digest, policy_digest
@@ -39,6 +39,8 @@ def train(
     *,
     policy: Path,
     state: Path | None = None,
+    since: Sequence[Trained] = (),
+    with_state: bool = True,
     settings: dict[str, dict[str, Any]] | None = None,
     seed: int = 0,
     engine: Learner | None = None,
@@ -53,6 +55,8 @@ def train(
         config: The algorithm and the optimizer.
         policy: Where training starts from.
         state: The `state/` of the train that made `policy`; None starts the optimizer afresh.
+        since: Where that train wrote no state, the updates by which it is made again, the oldest first.
+        with_state: Whether to write the state that the next update starts from.
         settings: The algorithm's table.
         seed: Of the run; the order of mini-batches and new adapters follow from it and the input.
         engine: A live learner; else one is made here.
@@ -74,30 +78,29 @@ def train(
         with watch("read"):
             table, tokens, age = sources.read(recipe, policy)
             objective = None if sources.recompute else recipe.objective(table)
-        if state is not None and not state.is_dir():
+        if state is not None and not state.is_dir() and not since:
             raise InputError(
                 f"`{state}` has been pruned", hint="Train the newest step, or keep more with `loop.keep_states`"
             )
-        with watch("load"):
-            learner = engine or recipe.learner()
-            learner.load(policy, state, seed=derive_seed(seed, "adapters") % 2**32)
+        learner, drawn = engine or recipe.learner(), derive_seed(seed, "adapters") % 2**32
+        if since and not learner.holds(policy, state, seed=drawn):
+            with watch("replay"), world.if_main(tempfile.TemporaryDirectory(prefix="nanoskyrl-")) as scratch:
+                place = Path(str(world.broadcast(scratch)))
+                learner.load(policy, remade_state(since, place, learner), seed=drawn)
+                world.barrier()
+            age |= {"train/replayed_updates": len(since)}
+        else:
+            with watch("load"):
+                learner.load(policy, state, seed=drawn)
     with world.if_main(open_output(output, ours, force=force, keep_parts=False)) as out:
         if world.broadcast(out is not None and out.manifest is not None) or table is None or learner is None:
             return (out and out.manifest) or read_manifest(output)
         if objective is None:
             with watch("passes"):
-                objective = recipe.objective(table, old_logprobs_of(table, learner, config))
+                objective = recipe.objective(table, old_logprobs_of(table, learner, config.max_tokens_per_micro_batch))
         update = Update(objective)
-        steps = []
         with watch("train"):
-            # A trajectory's id comes from run seed, step and task: the order does not change with the code's version.
-            drawn_for = table.column("trajectory_id")[0].as_py() if table.num_rows else ""
-            torch.manual_seed(derive_seed(seed, "train", drawn_for) % 2**32)
-            groups = table.column("group_id").to_pylist()
-            # Where no group teaches anything, the policy continues as it is.
-            for epoch in range(config.update_epochs_per_batch if table.num_rows else 0):
-                order = mini_batches(groups, config.policy_mini_batch_size, derive_seed(seed, drawn_for, epoch))
-                steps += [update.step(learner, rows) for rows in order]
+            steps = update.steps(learner, table, seed)
             update.gather(world)
         taken = sum(not step.skipped for step in steps)
         if steps and not taken:
@@ -106,7 +109,7 @@ def train(
                 hint="Lower `train.lr`, or look at the algorithm's settings; the policy is as it was",
             )
         with watch("save"):
-            digest = learner.save(output / "policy", output / "state", tokens)
+            digest = learner.save(output / "policy", output / "state", tokens, with_state=with_state)
             if out is None:
                 # Under a barrier: it is not there before the first process has written it.
                 world.barrier()
@@ -197,7 +200,7 @@ def preview(
     learner = recipe.learner()
     learner.load(policy, seed=derive_seed(seed, "adapters") % 2**32)
     if objective is None:
-        objective = recipe.objective(table, old_logprobs_of(table, learner, config))
+        objective = recipe.objective(table, old_logprobs_of(table, learner, config.max_tokens_per_micro_batch))
     groups, drawn_for = table.column("group_id").to_pylist(), table.column("trajectory_id")[0].as_py()
     rows = mini_batches(groups, config.policy_mini_batch_size, derive_seed(seed, drawn_for, 0))[0]
     update = Update(objective)
@@ -211,11 +214,6 @@ def preview(
         **update.seen(),
         **age,
     }
-
-
-def old_logprobs_of(table: pa.Table, learner: Learner, config: TrainConfig) -> list[np.ndarray]:
-    """Return the nats of every row's response tokens under the policy that the learner holds."""
-    return learner.logprobs(read_sequences(table), one_temperature(table), config.max_tokens_per_micro_batch)
 
 
 def _state_of(state: Path) -> str:

@@ -76,6 +76,9 @@ class Estimator:
     needs_values: bool = False
     by_token: bool = False
     """Whether a penalty falls on its own token; else its sum is taken off the trajectory's reward."""
+    numbers: Callable[[Batch, EstimatorConfig], Numbers] | None = None
+    """Of an estimator that looks at groups and rewards alone: one number a trajectory, for all of its trained tokens.
+    It is what `estimate` puts on them; `advantage` does that part by part, and holds no tokens of the whole batch."""
 
 
 def group_normalized(
@@ -143,9 +146,15 @@ def centred(batch: Batch, config: EstimatorConfig) -> Numbers:
 
 def group_estimator(name: str, of_group: Callable[[Numbers, EstimatorConfig], Numbers]) -> Estimator:
     """Return an estimator that sees the rewards of one group at a time, and gives a trajectory's tokens one number."""
+    return trajectory_estimator(name, lambda batch, config: by_group(batch, lambda of: of_group(of, config)))
+
+
+def trajectory_estimator(name: str, numbers: Callable[[Batch, EstimatorConfig], Numbers]) -> Estimator:
+    """Return an estimator that sees groups and rewards alone, and gives a trajectory's tokens one number."""
     return Estimator(
         name=name,
-        estimate=lambda batch, config: Estimates(on_tokens(batch, by_group(batch, lambda of: of_group(of, config)))),
+        estimate=lambda batch, config: Estimates(on_tokens(batch, numbers(batch, config))),
+        numbers=numbers,
     )
 
 

@@ -7,6 +7,7 @@ digits of every script. NFKC on the whole is not used: it turns 5² into 52.
 import re
 import unicodedata
 from fractions import Fraction
+from functools import lru_cache
 
 MAX_LENGTH = 200
 """Longer answers are compared as text only: nobody writes such a number by hand."""
@@ -148,6 +149,7 @@ def is_noun(text: str) -> bool:
     return _CIRCUMSTANCE.match(text) is not None  # and not another count, as in `5 feet 3 inches`
 
 
+@lru_cache(maxsize=4096)  # attempts at one prompt often give one answer
 def same_answer(found: str | None, wanted: str) -> bool:
     """Say whether an answer is the wanted one by spelling or as a number; None is never right."""
     if found is None:

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from nanoskyrl.envs.base import Score
-from nanoskyrl.envs.graders.workers import WorkerDied, Workers, WorkerTimeout
+from nanoskyrl.envs.graders.workers import Workers
 from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.core.registry import load_attribute
 from nanoskyrl.stages.core.trajectory import Trajectory
 
-POOL = Workers(1)
+POOL = Workers(256)
+GIVE = "nanoskyrl.envs.graders.own_rewards:give"
+"""What runs in a worker."""
 TRUTHS = ("ground_truth", "answer", "solution", "final")
 """Names under which functions of TRL's signature look for the right answer."""
 
@@ -50,12 +52,18 @@ class OwnReward:
         )
         self._given: dict[str, tuple[str, Any]] = {}
 
-    def begin(self, trajectories: Sequence[Trajectory]) -> None:
-        """Ask about whole groups, where the function takes them; their scores are called for one by one."""
-        if not self._at_once:
-            return
-        for group in grouped((one.group_id, one) for one in trajectories).values():
-            answers = self._ask(group, self._seconds * (len(group) if self._by_group else 1))
+    def begin(self, trajectories: Sequence[Trajectory], most: int = 1) -> None:
+        """Ask about all of them, in at most so many processes; their scores are called for one by one.
+
+        Whole groups go together where the function takes them, or is asynchronous.
+        """
+        groups = grouped((one.group_id if self._at_once else one.trajectory_id, one) for one in trajectories)
+        asked = list(groups.values())
+        seconds = [self._seconds * (len(group) if self._by_group else 1) for group in asked]
+        calls = [(self.name, group, self._conversational) for group in asked]
+        for group, answers in zip(asked, POOL.each(GIVE, calls, seconds, most), strict=True):
+            if isinstance(answers, BaseException):
+                answers = [("lost", answers)] * len(group)
             self._given |= {one.trajectory_id: answer for one, answer in zip(group, answers, strict=True)}
 
     def __call__(self, trajectory: Trajectory) -> Score:
@@ -65,19 +73,14 @@ class OwnReward:
             RewardError: the function raised.
             WorkerTimeout, WorkerDied: it did not return in time, or its process ended.
         """
-        kind, value = self._given.pop(trajectory.trajectory_id, None) or self._ask([trajectory], self._seconds)[0]
+        if trajectory.trajectory_id not in self._given:
+            self.begin([trajectory])
+        kind, value = self._given.pop(trajectory.trajectory_id)
         if kind == "raised":
             raise RewardError(value)
         if kind == "lost":
             raise value
         return value if isinstance(value, Score) else Score(reward=None if value is None else float(value))
-
-    def _ask(self, group: list[Trajectory], seconds: float) -> list[tuple[str, Any]]:
-        try:
-            target = "nanoskyrl.envs.graders.own_rewards:give"
-            return POOL.call(target, self.name, group, self._conversational, seconds=seconds)
-        except (WorkerTimeout, WorkerDied) as error:
-            return [("lost", error)] * len(group)
 
 
 def takes_groups(function: Callable[..., Any]) -> bool:

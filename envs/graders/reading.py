@@ -70,6 +70,7 @@ _REASON = re.compile(r",\s{1,3}(?:as|so|since|because|which|where|hence|thus)\s|
 _MARKUP = ("**", "__", "*", "_", "`", '"', "“", "”", "$$", "$")
 _BOLD = re.compile(r"(?<![\w)}])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![\w({])")
 _PAIRS = ((r"\(", r"\)"), (r"\[", r"\]"))
+_PLAIN = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?")
 _WRAPPER = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox|textit|textsf|texttt|textrm|bf|rm)\s*\{([^{}]*)\}")
 
 _CHOICE = re.compile(
@@ -105,10 +106,15 @@ def without_reasoning(reply: str, marks: Marks = REASONING) -> str:
 
     The opening mark may be in the prompt, so a closing one alone ends reasoning, too.
     """
-    end = max((place + len(closing) for _, closing in marks if (place := reply.rfind(closing)) >= 0), default=0)
+    end = 0
+    for _, closing in marks:
+        if (place := reply.rfind(closing)) >= 0:
+            end = max(end, place + len(closing))
     reply = reply[end:]
-    begin = min((place for opening, _ in marks if (place := reply.find(opening)) >= 0), default=len(reply))
-    return reply[:begin]
+    for opening, _ in marks:
+        if (place := reply.find(opening)) >= 0:
+            reply = reply[:place]
+    return reply
 
 
 def stated(reply: str, forms: Sequence[str] = FORMS, *, whole: bool = False, marks: Marks = REASONING) -> Stated | None:
@@ -121,9 +127,9 @@ def stated(reply: str, forms: Sequence[str] = FORMS, *, whole: bool = False, mar
         marks: What opens and closes reasoning.
     """
     said = without_reasoning(reply, marks)
-    words = words_of(said)
     if TAGS in forms and (tagged := final_answer(said)) is not None and (tagged or len(forms) == 1):
         return Stated(_inner(tagged, TAGS), TAGS)
+    words = words_of(said)
     for form in FORMS[1:]:
         for text in reversed(list(_FOUND[form](words)) if form in forms else []):
             if text is None:  # a box that is not closed: the reply was cut
@@ -139,6 +145,8 @@ def stated(reply: str, forms: Sequence[str] = FORMS, *, whole: bool = False, mar
 
 def _inner(text: str, form: str) -> str:
     """Return what an answer holds that is itself in a later form, without markup."""
+    if _PLAIN.fullmatch(text):  # most answers, which hold neither
+        return text
     for later in FORMS[FORMS.index(form) + 1 :]:
         if found := [one for one in _FOUND[later](text) if one and one.strip()]:
             return _inner(found[-1], later)

@@ -4,7 +4,6 @@ A reward that raises, or is no number, leaves its trajectory without a verdict, 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +11,9 @@ from typing import Any
 from nanoskyrl.envs.base import Environment, Score
 from nanoskyrl.envs.graders.judge import Judge, JudgeConfig
 from nanoskyrl.envs.graders.own_rewards import OwnReward, RewardError, place_of
+from nanoskyrl.stages.core.at_once import AtOnce
 from nanoskyrl.stages.core.metrics import grouped
+from nanoskyrl.stages.core.rows import BrokenRow
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 Scorer = Callable[[Trajectory], Score]
@@ -34,11 +35,11 @@ class Weighted:
         self._functions, self._weights = functions, weights
         self.waits = JUDGE_REWARD in functions
 
-    def begin(self, trajectories: Sequence[Trajectory]) -> None:
-        """Let those judge whole groups that want to."""
+    def begin(self, trajectories: Sequence[Trajectory], most: int) -> None:
+        """Let reward functions of the user's judge all of them, in at most so many processes."""
         for function in self._functions.values():
             if isinstance(function, OwnReward):
-                function.begin(trajectories)
+                function.begin(trajectories, most)
 
     def __call__(self, trajectory: Trajectory) -> Score:
         """Return the score of a trajectory; raises what a function raises."""
@@ -86,19 +87,16 @@ def weighted(
 def judge(rows: Iterable[Trajectory], scorer: Scorer, threads: int = 1, kept: Verdicts | None = None) -> Verdicts:
     """Return verdict and score_status by trajectory; a trajectory of several rows is judged once, whole.
 
-    A scorer that waits for somebody else may be asked from several threads; the order is that of the rows.
+    A scorer that waits for something is asked from several threads; the order is that of the rows.
     """
     kept = kept or {}
     whole = {name: _whole(steps) for name, steps in grouped((row.trajectory_id, row) for row in rows).items()}
-    left = {name: trajectory for name, trajectory in whole.items() if name not in kept}
+    left = {name: trajectory for name, trajectory in whole.items() if name not in kept} if kept else whole
     if isinstance(scorer, Weighted):
-        scorer.begin([trajectory for trajectory in left.values() if trajectory.status != "failed"])
-    if threads == 1:
-        found = {name: _judge_one(trajectory, scorer) for name, trajectory in left.items()}
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            found = dict(zip(left, pool.map(partial(_judge_one, scorer=scorer), left.values()), strict=True))
-    return {name: kept[name] if name in kept else found[name] for name in whole}
+        scorer.begin([trajectory for trajectory in left.values() if trajectory.status != "failed"], threads)
+    at_once = AtOnce(threads, waits=isinstance(scorer, Weighted) and scorer.waits)
+    found = dict(zip(left, at_once.map(partial(_judge_one, scorer=scorer), left.values()), strict=True))
+    return {name: kept[name] if name in kept else found[name] for name in whole} if kept else found
 
 
 def _whole(steps: list[Trajectory]) -> Trajectory:
@@ -111,6 +109,8 @@ def _judge_one(trajectory: Trajectory, scorer: Scorer) -> tuple[Score, str]:
         return Score(reward=None), "skipped"
     try:
         verdict = checked(scorer(trajectory))
+    except BrokenRow:  # no verdict on what nobody wrote so
+        raise
     except TimeoutError as error:
         return Score(reward=None, parts={f"{ERROR}{error}": None}), "verifier_timeout"
     except (
@@ -135,6 +135,13 @@ def checked(verdict: Any) -> Score:
         raise TypeError(f"the verdict is a {type(verdict).__name__}, not a Score")
     if verdict.success is not None and verdict.success not in (True, False):
         raise TypeError(f"success is {verdict.success!r}, neither true nor false")
+    if (
+        type(verdict.reward) is float
+        and type(verdict.success) is bool
+        and {str}.issuperset(map(type, verdict.parts))
+        and {float}.issuperset(map(type, verdict.parts.values()))
+    ):
+        return verdict
     parts = {str(name): None if value is None else float(value) for name, value in verdict.parts.items()}
     return Score(
         reward=None if verdict.reward is None else float(verdict.reward),

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
@@ -257,7 +258,7 @@ def scan(text: str, opening: str, read: Callable[[re.Match[str]], tuple[list[Par
         opening: A regular expression of the mark, without groups.
         read: Returns the calls behind a mark and where the text continues; None: it is no call.
     """
-    marks = re.compile("|".join([f"(?P<call>{opening})", *map(re.escape, ASIDES)]))
+    marks = _marks(opening)
     pieces: list[Piece] = []
     opened, closed = text.find("<think>"), text.find("</think>")
     position = 0
@@ -281,6 +282,12 @@ def scan(text: str, opening: str, read: Callable[[re.Match[str]], tuple[list[Par
             pieces.append(_aside(text[mark.start() : position], mark[0], inside))
         words = position
     return [piece for piece in [*pieces, text[words:]] if piece != ""]
+
+
+@cache  # of every turn of every row
+def _marks(opening: str) -> re.Pattern[str]:
+    """Return what finds the next call or aside."""
+    return re.compile("|".join([f"(?P<call>{opening})", *map(re.escape, ASIDES)]))
 
 
 def _aside(whole: str, mark: str, inside: str) -> Aside:

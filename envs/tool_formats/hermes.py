@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nanoskyrl.envs.tool_formats.base import (
+    ASIDES,
     DECODER,
     MAX_DEPTH,
     TOOL_CALL,
@@ -27,11 +28,15 @@ from nanoskyrl.envs.tool_formats.base import (
 )
 
 _FENCE = re.compile(r"```[^\n`]*\n\s*")
+_MARKS = (TOOL_CALL, "</think>", *ASIDES)
+"""Where none of these stands, all of a text is words."""
 _SPACE = re.compile(r"\s*")
 
 
 def read(text: str, tools: Tools = ()) -> list[Piece]:
     """Return the pieces of a turn, the malformed calls with their error."""
+    if not any(mark in text for mark in _MARKS):  # most turns of those who answer at once
+        return [text] if text else []
     held = JsonText(text)
     return scan(text, re.escape(TOOL_CALL), lambda mark: _calls_at(held, mark.end()))
 

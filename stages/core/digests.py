@@ -5,6 +5,7 @@ belongs to, so it depends on nothing that happened before it.
 """
 
 import json
+from functools import lru_cache
 from pathlib import Path, PosixPath, WindowsPath
 from typing import Any
 
@@ -37,6 +38,17 @@ def digest_file(path: Path) -> str:
         error.filename = error.filename or str(path)  # which a failure to read what was opened does not say
         raise
     return hasher.hexdigest()
+
+
+def cached_digest(file: Path) -> str:
+    """Return a local file's digest; it is hashed once while its size and time of change stay as they are."""
+    found = file.stat()
+    return _digest_of(file, found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+@lru_cache(maxsize=1024)
+def _digest_of(path: Path, size: int, changed: int, inode: int) -> str:
+    return digest_file(path)
 
 
 def digest_path(path: Path) -> str:

@@ -26,6 +26,8 @@ PASSES_ON = "table"
 STAYS_LOCAL = "text_stays_local"
 """Fact of a directory whose text must not leave the machine, with the reason."""
 PART_NAME = re.compile(r"part-[0-9]{5}\.parquet")
+NUMBERS = "numbers"
+"""Fact of a rollout's or a score's manifest: its summary, so that nobody reads all parts for it again."""
 
 
 @dataclass(frozen=True, slots=True)

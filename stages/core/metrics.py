@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,26 +29,45 @@ def mean(values: Iterable[float]) -> float | None:
         return math.inf
 
 
-@dataclass(slots=True)
 class Stopwatch:
-    """Seconds spent, by what they were spent on."""
+    """Seconds spent, by what they were spent on: each second has a name, so together they are the whole.
 
-    seconds: dict[str, float] = field(default_factory=dict)
-    began: float = field(default_factory=time.perf_counter)
+    A block inside another one takes its time from it; what lies outside of all blocks is `other`. Threads may add
+    what they did meanwhile.
+    """
+
+    def __init__(self) -> None:
+        """Begin to count."""
+        self.seconds: dict[str, float] = {}
+        self._began = self._since = time.perf_counter()
+        self._names = ["other"]
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         """Add the time inside the block to `name`."""
-        start = time.perf_counter()
+        self._count()
+        self._names.append(name)
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            self._count()
+            self._names.pop()
+
+    def add(self, name: str, seconds: float) -> None:
+        """Add seconds to `name`."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+    def _count(self) -> None:
+        """Give the time since the last count to the innermost block."""
+        now = time.perf_counter()
+        self.add(self._names[-1], now - self._since)
+        self._since = now
 
     def timings(self) -> dict[str, float]:
         """Return `timing/NAME` for each name, and `timing/total` since the stopwatch was made."""
+        self._count()
         named = {f"timing/{name}": seconds for name, seconds in self.seconds.items()}
-        return {**named, "timing/total": time.perf_counter() - self.began}
+        return {**named, "timing/total": self._since - self._began}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from nanoskyrl.stages.core.code import OtherCode, changed_modules, code_of
 from nanoskyrl.stages.core.config import with_later_keys
-from nanoskyrl.stages.core.digests import digest_file
+from nanoskyrl.stages.core.digests import cached_digest, digest_file
 from nanoskyrl.stages.core.errors import ConflictError, OutputError
 from nanoskyrl.stages.core.manifest import (
     MANIFEST,
@@ -150,7 +150,9 @@ def folder_digests(directory: Path) -> dict[str, str]:
     for folder in FOLDERS:
         if (directory / folder).is_dir():
             for path in sorted(path for path in (directory / folder).rglob("*") if path.is_file()):
-                found[path.relative_to(directory).as_posix()] = digest_file(path)
+                # Policy and state were hashed when they were written.
+                digest = cached_digest if is_local(path) else digest_file
+                found[path.relative_to(directory).as_posix()] = digest(path)
     return found
 
 

@@ -19,6 +19,7 @@ from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import (
     TOKEN_COLUMNS,
     TOOL_CALL_FIELDS,
+    TURN_TYPE,
     WITHHELD,
     Column,
     ToolCall,
@@ -29,11 +30,24 @@ from nanoskyrl.stages.core.trajectory import (
     tokens,
 )
 
+JSON_COLUMNS = {"messages": "[]", "metadata": "{}", "reward_parts": "{}"}
+"""Columns that hold JSON, and what stands for a null."""
+TURN_FIELDS = [field.name for field in TURN_TYPE]
+DEFAULTS = {
+    f.name: None if f.default is f.default_factory is dataclasses.MISSING
+    else f.default if f.default_factory is dataclasses.MISSING else f.default_factory
+    for f in dataclasses.fields(Trajectory)
+}  # fmt: skip
+"""Of fields whose column a stage before `score` did not write."""
+
+
+_encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode  # `dumps` makes an encoder for each call
+
 
 def to_json(value: Any) -> str:
     """Return JSON text for a column; a lone surrogate, which UTF-8 cannot hold, is kept as an escape."""
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text = _encoded(value)
     except ValueError:  # NaN and infinity are not JSON
         value = _without_nan(value)
         text = json.dumps(value, ensure_ascii=False)
@@ -118,7 +132,7 @@ def _to_array(rows: Sequence[Trajectory], column: Column) -> pa.Array:
         return list_column(values, column.type.value_type)
     if column.name == "turns":
         return pa.array([[_turn_to_dict(turn) for turn in turns] for turns in values], column.type)
-    if column.name in ("messages", "metadata", "reward_parts"):
+    if column.name in JSON_COLUMNS:
         return pa.array([to_json(value) for value in values], pa.string())
     if column.type == pa.string():
         return pa.array([None if value is None else clean_text(value) for value in values], pa.string())
@@ -160,37 +174,147 @@ def _turn_to_dict(turn: Turn) -> dict[str, Any]:
 
 
 def from_table(table: pa.Table) -> Iterator[Trajectory]:
-    """Yield the rows of a table as `Trajectory`; columns of `advantage` are left aside, and withheld text is empty."""
-    known = {f.name for f in dataclasses.fields(Trajectory)}
-    names = [name for name in table.column_names if name in known]
-    plain = table.select([name for name in names if name not in TOKEN_COLUMNS]).to_pylist()
-    lists = {name: row_arrays(table.column(name)) for name in names if name in TOKEN_COLUMNS}
-    for index, row in enumerate(plain):
+    """Yield the rows of a table as `Trajectory`; columns of `advantage` are left aside, and withheld text is empty.
+
+    A field is read when it is asked for, so what nobody looks at costs nothing.
+
+    Raises:
+        BrokenRow: by the field that is asked for.
+    """
+    fields = _Fields(table)
+    for index in range(table.num_rows):
+        row = object.__new__(StoredTrajectory)
+        object.__setattr__(row, "_fields", fields)
+        object.__setattr__(row, "_index", index)
+        yield row
+
+
+class BrokenRow(InputError):
+    """A row does not hold what its columns mean."""
+
+
+class StoredTrajectory(Trajectory):
+    """A row of a table; copies of it, changed or pickled, hold their fields themselves."""
+
+    __slots__ = ("_fields", "_index")
+
+    def __getattr__(self, name: str) -> Any:
+        """Read a field that was not read yet."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        fields = self._fields
+        value = (fields.columns.get(name) or fields.column(name))[self._index]
+        object.__setattr__(self, name, value)
+        return value
+
+
+class _Fields:
+    """The columns of a table as Python values, each made when its first row is asked for."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+        self.columns: dict[str, Any] = {}
+        """Those that were made; nothing that is false."""
+
+    def column(self, name: str) -> Any:
+        """Make a column, whose items are those of its rows."""
+        if name not in DEFAULTS:
+            raise AttributeError(f"a trajectory has no `{name}`")
+        if name not in self._table.column_names:
+            made: Any = _Default(DEFAULTS[name])
+        elif name in TOKEN_COLUMNS:
+            made = row_arrays(self._table.column(name))
+        elif name == "turns":
+            made = _Turns(self._table.column(name))
+        else:
+            made = self._table.column(name).to_pylist()
+            if name in JSON_COLUMNS:
+                made = _Json(made, JSON_COLUMNS[name])
+            elif name in ("prompt", "response"):
+                made = ["" if value is None else value for value in made]
+        self.columns[name] = made
+        return made
+
+
+class _Default:
+    """A column that no stage before `score` writes."""
+
+    def __init__(self, default: Any) -> None:
+        self._default = default
+
+    def __getitem__(self, row: int) -> Any:
+        return self._default() if callable(self._default) else self._default
+
+
+class _Json:
+    """The values of a column of JSON, each read when it is asked for."""
+
+    def __init__(self, texts: list[str | None], null: str) -> None:
+        self._texts, self._null = texts, null
+
+    def __getitem__(self, row: int) -> Any:
+        text = self._texts[row]
         try:
-            for name, nothing in (("messages", "[]"), ("metadata", "{}"), ("reward_parts", "{}")):
-                if name in row:
-                    row[name] = json.loads(nothing if row[name] is None else row[name])
-            row.update({name: "" for name in ("prompt", "response") if row[name] is None})
-            row["turns"] = [
-                Turn(**{**turn, "tool_calls": [ToolCall(**call) for call in json.loads(turn["tool_calls"])]})
-                for turn in row["turns"] or ()
-            ]
+            return json.loads(self._null if text is None else text)
+        except (ValueError, RecursionError) as error:
+            raise _broken(row, error) from error
+
+
+def _broken(row: int, error: Exception) -> BrokenRow:
+    return BrokenRow(
+        f"row {row} does not hold what its columns mean: {error}", hint="Run the stage that wrote it again"
+    )
+
+
+class _Turns:
+    """The turns of each row of a column, made when they are asked for; a row without any has none."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        array = one_chunk(column)
+        ends = array.offsets.to_numpy()
+        turns = array.values.slice(ends[0], ends[-1] - ends[0])
+        self._ends = (ends - ends[0]).tolist()
+        self._turns = list(zip(*(turns.field(name).to_pylist() for name in TURN_FIELDS), strict=True))
+        self._null = array.is_null().to_pylist()
+
+    def __getitem__(self, row: int) -> list[Turn]:
+        if self._null[row]:
+            return []
+        try:
+            return [_turn(*turn) for turn in self._turns[self._ends[row] : self._ends[row + 1]]]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise InputError(
-                f"row {index} does not hold what its columns mean: {error}", hint="Run the stage that wrote it again"
-            ) from error
-        row.update({name: arrays[index] for name, arrays in lists.items()})
-        yield Trajectory(**row)
+            raise _broken(row, error) from error
+
+
+def _turn(
+    action: str, observation: str, reward: float | None, done: bool, calls: str, first: int | None, count: int | None
+) -> Turn:
+    made = [] if calls == "[]" else [ToolCall(**call) for call in json.loads(calls)]
+    return Turn(
+        action=action, observation=observation, reward=reward, done=done, tool_calls=made, first_token=first,
+        token_count=count,
+    )  # fmt: skip
+
+
+def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """Return a column as one array."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):  # an empty column has no chunk to combine
+        array = array.chunk(0) if array.num_chunks else pa.array([], column.type)
+    return array
 
 
 def row_arrays(column: pa.ChunkedArray | pa.Array) -> list[np.ndarray | None]:
     """Return the lists of a column as numpy views, null rows as None and null elements as NaN (or 0 in integers)."""
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):  # an empty column has no chunk to combine
-        array = array.chunk(0) if array.num_chunks else pa.array([], column.type)
+    array = one_chunk(column)
     flat, offsets = flat_values(array), array.offsets.to_numpy()
     null = array.is_null().to_numpy(zero_copy_only=False)
     return [None if null[i] else flat[offsets[i] : offsets[i + 1]] for i in range(len(array))]
+
+
+def counts_in(column: pa.ChunkedArray) -> dict[Any, int]:
+    """Return how often each value is in a column, in the order in which they first come."""
+    return {item["values"]: item["counts"] for item in pc.value_counts(column).to_pylist()}
 
 
 def flat_values(array: pa.ListArray) -> np.ndarray:

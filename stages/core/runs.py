@@ -47,6 +47,19 @@ class RunConfig(Checked):
 
 
 @dataclass(frozen=True, slots=True)
+class Trained:
+    """A finished `train` of a run, and where its inputs lie."""
+
+    output: Path
+    advantages: tuple[Path, ...]
+    """The step's own come first."""
+    policy: Path
+    """What it started from."""
+    state: Path | None
+    """The optimizer's state that it started from, written or not; None: it began afresh."""
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One run directory."""
 

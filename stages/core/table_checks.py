@@ -20,6 +20,7 @@ from nanoskyrl.stages.core.trajectory import (
     STOP_REASONS,
     TOKEN_COLUMNS,
     WITHHELD,
+    Column,
     columns_of,
     schema_of,
 )
@@ -33,8 +34,13 @@ LOGPROB_LIMIT = 1e-3
 """A log-prob of a certain token can come out a rounding error above 0."""
 
 
-def check(table: pa.Table, stage: str) -> None:
+def check(table: pa.Table, stage: str, *, checked: str | None = None) -> None:
     """Raise unless the table keeps every promise of this module for shards of `stage`.
+
+    Args:
+        table: The rows.
+        stage: Whose columns they have.
+        checked: An earlier stage, whose columns were checked before and are as they were; None: no column was.
 
     Raises:
         InputError: names the column, the row and what was found.
@@ -44,38 +50,72 @@ def check(table: pa.Table, stage: str) -> None:
         _explain_schema(table.schema, expected)
     if SCHEMA_KEY not in (table.schema.metadata or {}):
         raise InputError("the table carries no schema version", hint="Build tables with `schema_of`")
-    for column in columns_of(stage):
-        if not column.nullable and table.column(column.name).null_count:
-            row = _first(pc.is_null(table.column(column.name)))
-            raise InputError(f"column `{column.name}` is null in row {row}", hint="Only nullable columns may be")
-    for name, allowed in WORDS.items():
-        if name in table.column_names:
-            _check_words(table, name, allowed)
-    for row, (status, reason) in enumerate(
-        zip(*(table.column(c).to_pylist() for c in ("status", "stop_reason")), strict=True)
-    ):
-        if STOP_REASONS[reason] != status:
-            raise InputError(
-                f"row {row} has status `{status}` with stop_reason `{reason}`",
-                hint=f"It must be `{STOP_REASONS[reason]}`",
-            )
-    keys = list(zip(table.column("trajectory_id").to_pylist(), table.column("step_index").to_pylist(), strict=True))
-    if len(set(keys)) != len(keys):
-        raise InputError("two rows share (trajectory_id, step_index)", hint="Each row must have a pair of its own")
-    _check_tokens(table)
-    _refuse(
-        pc.xor(pc.equal(table.column("status"), "failed"), pc.is_valid(table.column("error"))),
-        lambda row: f"row {row} is failed without an error, or the other way round",
-        "Write both",
-    )
-    if "reward" in table.column_names:
+    known = {column.name for column in columns_of(checked)} if checked else set()
+    _check_columns(table, [column for column in columns_of(stage) if column.name not in known])
+    if checked is None:
+        _check_reasons(table)
+        _check_keys(table)
+        _check_tokens(table)
+        _refuse(
+            pc.xor(pc.equal(table.column("status"), "failed"), pc.is_valid(table.column("error"))),
+            lambda row: f"row {row} is failed without an error, or the other way round",
+            "Write both",
+        )
+    _check_token_columns(table, [name for name in TOKEN_COLUMNS if name in table.column_names and name not in known])
+    if "reward" in table.column_names and "reward" not in known:
         _refuse(
             pc.invert(pc.is_finite(table.column("reward"))),
             lambda row: f"the reward of row {row} is NaN or infinite",
             "A reward that is not known is null",
         )
-    if "kept" in table.column_names:
+    if "kept" in table.column_names and "kept" not in known:
         _check_verdicts(table)
+
+
+def check_some(table: pa.Table, stage: str) -> None:
+    """Raise unless these columns have the types, the values and the words of shards of `stage`, each by itself.
+
+    Args:
+        table: Rows with some of the columns.
+        stage: Whose columns they are.
+
+    Raises:
+        InputError: names the column, the row and what was found.
+    """
+    columns = [column for column in columns_of(stage) if column.name in table.column_names]
+    for column in columns:
+        _check_type(table.schema.field(column.name), column)
+    _check_columns(table, columns)
+
+
+def _check_columns(table: pa.Table, columns: Sequence[Column]) -> None:
+    """Refuse nulls and words that these columns may not hold."""
+    for column in columns:
+        if not column.nullable and table.column(column.name).null_count:
+            row = _first(pc.is_null(table.column(column.name)))
+            raise InputError(f"column `{column.name}` is null in row {row}", hint="Only nullable columns may be")
+    for name in (column.name for column in columns if column.name in WORDS):
+        _check_words(table, name, WORDS[name])
+
+
+def _check_reasons(table: pa.Table) -> None:
+    """Refuse rows whose status is not that of their stop_reason."""
+    status, reason = table.column("status"), table.column("stop_reason")
+    for name in pc.unique(reason).to_pylist():
+        wrong = pc.and_(pc.equal(reason, name), pc.not_equal(status, STOP_REASONS[name]))
+        _refuse(
+            wrong,
+            lambda row, name=name: f"row {row} has status `{status[row]}` with stop_reason `{name}`",
+            f"It must be `{STOP_REASONS[name]}`",
+        )
+
+
+def _check_keys(table: pa.Table) -> None:
+    if pc.count_distinct(table.column("trajectory_id")).as_py() == table.num_rows:
+        return
+    pairs = table.select(["trajectory_id", "step_index"])
+    if pairs.group_by(pairs.column_names, use_threads=False).aggregate([]).num_rows < table.num_rows:
+        raise InputError("two rows share (trajectory_id, step_index)", hint="Each row must have a pair of its own")
 
 
 def _fits(found: pa.Schema, expected: pa.Schema) -> bool:
@@ -93,29 +133,40 @@ def _check_words(table: pa.Table, name: str, allowed: Sequence[str]) -> None:
 
 
 def _check_tokens(table: pa.Table) -> None:
-    response = table.column("response_ids")
-    lengths = pc.list_value_length(response)
+    """Refuse rows whose tokens, masks and log-probs do not belong together."""
     trainable = table.column("trainable")
     for name in ("prompt_ids", "response_ids", "loss_mask", *WITHHELD):
+        if table.column(name).null_count:
+            _refuse(
+                pc.and_(trainable, pc.is_null(table.column(name))),
+                lambda row, name=name: f"row {row} is trainable but has no `{name}`",
+                "Set trainable to false, or write the tokens",
+            )
+    if table.column("loss_mask").null_count:
         _refuse(
-            pc.and_(trainable, pc.is_null(table.column(name))),
-            lambda row, name=name: f"row {row} is trainable but has no `{name}`",
-            "Set trainable to false, or write the tokens",
+            pc.and_(pc.is_valid(table.column("rollout_logprobs")), pc.is_null(table.column("loss_mask"))),
+            lambda row: f"row {row} has rollout_logprobs without a loss_mask",
+            "Write both",
         )
-    for name in TOKEN_COLUMNS:
-        if name in table.column_names and name != "rollout_logprobs" and _flat(table, name).null_count:
+
+
+def _check_token_columns(table: pa.Table, names: Sequence[str]) -> None:
+    """Refuse lists of tokens with nulls, or of another length than the row's response, and what they may not hold."""
+    for name in names:
+        if name != "rollout_logprobs" and _flat(table, name).null_count:
             raise InputError(
                 f"column `{name}` has a null element", hint="Only rollout_logprobs may, where loss_mask is 0"
             )
-    for name in PER_RESPONSE_TOKEN:
-        if name not in table.column_names:
+    response = table.column("response_ids")
+    lengths = pc.list_value_length(response)
+    for name in (name for name in names if name in PER_RESPONSE_TOKEN):
+        if table.column(name).null_count == table.num_rows:
             continue
         found = pc.list_value_length(table.column(name))
         # A list that is null as a whole is allowed, and compares as null here.
-        unfit = pc.or_(
-            pc.fill_null(pc.not_equal(found, lengths), False),
-            pc.and_(pc.is_valid(table.column(name)), pc.is_null(response)),
-        )
+        unfit = pc.fill_null(pc.not_equal(found, lengths), False)
+        if response.null_count:
+            unfit = pc.or_(unfit, pc.and_(pc.is_valid(table.column(name)), pc.is_null(response)))
         _refuse(
             unfit,
             lambda row, name=name, found=found: (
@@ -123,18 +174,20 @@ def _check_tokens(table: pa.Table) -> None:
             ),
             "Token lists of a row are null or equally long",
         )
-    _refuse(
-        pc.and_(pc.is_valid(table.column("rollout_logprobs")), pc.is_null(table.column("loss_mask"))),
-        lambda row: f"row {row} has rollout_logprobs without a loss_mask",
-        "Write both",
-    )
-    mask = _flat(table, "loss_mask")
-    if not pc.all(pc.is_in(mask, pa.array([0, 1], pa.int8())), min_count=0).as_py():
-        raise InputError("`loss_mask` holds other numbers than 0 and 1", hint="1 where the policy sampled the token")
-    with_logprobs = table.select(["rollout_logprobs", "loss_mask"]).filter(
-        pc.is_valid(table.column("rollout_logprobs"))
-    )
-    logprobs, sampled = _flat(with_logprobs, "rollout_logprobs"), pc.not_equal(_flat(with_logprobs, "loss_mask"), 0)
+    if "loss_mask" in names:
+        mask = pc.min_max(_flat(table, "loss_mask"))
+        if mask["min"].as_py() not in (None, 0, 1) or mask["max"].as_py() not in (None, 0, 1):
+            raise InputError(
+                "`loss_mask` holds other numbers than 0 and 1", hint="1 where the policy sampled the token"
+            )
+    if "rollout_logprobs" in names:
+        _check_logprobs(table)
+
+
+def _check_logprobs(table: pa.Table) -> None:
+    """Refuse log-probs that are not exactly where tokens were sampled, or no log-probs."""
+    both = _where_valid(table, "rollout_logprobs", "loss_mask")
+    logprobs, sampled = _flat(both, "rollout_logprobs"), pc.not_equal(_flat(both, "loss_mask"), 0)
     if not pc.is_valid(logprobs).equals(sampled):
         raise InputError(
             "`rollout_logprobs` is null on a sampled token, or set on an observed one",
@@ -145,6 +198,12 @@ def _check_tokens(table: pa.Table) -> None:
         raise InputError(
             "`rollout_logprobs` holds NaN, or a number above 0", hint="Write the natural log of a probability"
         )
+
+
+def _where_valid(table: pa.Table, name: str, other: str) -> pa.Table:
+    """Return two columns, in the rows in which the first one is not null."""
+    both = table.select([name, other])
+    return both.filter(pc.is_valid(table.column(name))) if table.column(name).null_count else both
 
 
 def _check_verdicts(table: pa.Table) -> None:
@@ -163,7 +222,7 @@ def _check_verdicts(table: pa.Table) -> None:
     )
     if not pc.all(pc.is_finite(_flat(table, "advantages")), min_count=0).as_py():
         raise InputError("`advantages` holds NaN or infinity", hint="Run `skyrl advantage` again, with `--force`")
-    both = table.select(["advantages", "loss_mask"]).filter(pc.is_valid(advantages))
+    both = _where_valid(table, "advantages", "loss_mask")
     on_observed = pc.and_(pc.not_equal(_flat(both, "advantages"), 0), pc.equal(_flat(both, "loss_mask"), 0))
     if pc.any(on_observed, min_count=0).as_py():
         raise InputError("`advantages` is not 0 on an observed token", hint="0 where loss_mask is 0")
@@ -176,16 +235,21 @@ def _refuse(flags: pa.ChunkedArray, says: Callable[[int], str], hint: str) -> No
 
 def _flat(table: pa.Table, name: str) -> pa.Array:
     """Return the elements of a list column as one array."""
-    return pa.concat_arrays(
-        [chunk.flatten() for chunk in table.column(name).chunks]
-        or [pa.array([], table.schema.field(name).type.value_type)]
-    )
+    flat = [chunk.flatten() for chunk in table.column(name).chunks]
+    return flat[0] if len(flat) == 1 else pa.concat_arrays(flat or [pa.array([], table.field(name).type.value_type)])
 
 
 def _first(flags: pa.ChunkedArray) -> int | None:
     """Return the index of the first true element; null counts as false."""
     index = pc.index(pc.fill_null(flags, False), pa.scalar(True)).as_py()
     return None if index < 0 else index
+
+
+def _check_type(found: pa.Field, wanted: pa.Field | Column) -> None:
+    if found.type != wanted.type:
+        raise InputError(
+            f"column `{wanted.name}` is {found.type}, not {wanted.type}", hint="docs/trajectory.md lists the types"
+        )
 
 
 def _explain_schema(found: pa.Schema, expected: pa.Schema) -> None:
@@ -195,11 +259,7 @@ def _explain_schema(found: pa.Schema, expected: pa.Schema) -> None:
             raise InputError(
                 f"column `{wanted.name}` is missing", hint="docs/trajectory.md lists the columns of each stage"
             )
-        if found.field(index).type != wanted.type:
-            raise InputError(
-                f"column `{wanted.name}` is {found.field(index).type}, not {wanted.type}",
-                hint="docs/trajectory.md lists the types",
-            )
+        _check_type(found.field(index), wanted)
     for name in found.names:
         if expected.get_field_index(name) < 0:
             raise InputError(

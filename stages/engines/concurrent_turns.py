@@ -17,8 +17,6 @@ from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.engines.base import AsyncEngine, AsyncTokenEngine, ChatEngine, SamplingParams
 from nanoskyrl.stages.engines.turns import Attempt
 
-THREADS = 32
-"""Environments that step at once; more only take turns on Python's own lock."""
 Begin = Callable[[], Attempt]
 _END = object()
 
@@ -29,7 +27,7 @@ def play_concurrently(
     sampling: SamplingParams,
     watch: Stopwatch,
     *,
-    threads: int = THREADS,
+    threads: int = 32,
 ) -> Iterator[tuple[int, list[Attempt]]]:
     """Carry all attempts to their end, and yield each part's, with its index, when they have ended.
 
@@ -74,22 +72,20 @@ def play_concurrently(
         finally:
             slots.release()
 
-    began = time.perf_counter()
-    driver = engine.submit(drive())
-    try:
-        while (item := finished.get()) is not _END:
-            if isinstance(item, BaseException):
-                raise item
-            engine.verify()  # before anybody sees these rows
-            yield item
-    finally:
-        driver.cancel()
-        pool.shutdown(wait=False, cancel_futures=True)
-        busy.stop()
-        for name, seconds in (
-            ("generate", busy.seconds), ("env", spent[0]), ("play", time.perf_counter() - began),
-        ):  # fmt: skip
-            watch.seconds[name] = watch.seconds.get(name, 0.0) + seconds
+    with watch("play"):
+        driver = engine.submit(drive())
+        try:
+            while (item := finished.get()) is not _END:
+                if isinstance(item, BaseException):
+                    raise item
+                engine.verify()  # before anybody sees these rows
+                yield item
+        finally:
+            driver.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
+            busy.stop()
+            watch.add("generate", busy.seconds)
+            watch.add("env", spent[0])
 
 
 async def _carry(
@@ -156,6 +152,6 @@ class _Busy:
             self._since = time.perf_counter()
 
 
-def threads_for(environment: Environment) -> int:
+def threads_for(environment: Environment, most: int) -> int:
     """Return how many of an environment's episodes may step at once: one, if it says `serial = True`."""
-    return 1 if getattr(environment, "serial", False) else THREADS
+    return 1 if getattr(environment, "serial", False) else most

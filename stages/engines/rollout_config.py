@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from nanoskyrl.stages.core.checked import ONCE, Checked, NonEmptyText, NonNegativeFloat, NonNegativeInt, PositiveInt
+from nanoskyrl.stages.core.checked import (
+    ONCE,
+    PLACE,
+    Checked,
+    NonEmptyText,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+)
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.trajectory import LogprobsMode, Split
 
@@ -78,6 +86,8 @@ class RolloutConfig(Checked):
     """What the chat template is given beside the messages, such as {enable_thinking = false}; values may be tables."""
     rows_per_part: PositiveInt = ROWS_PER_PART
     """Trajectories in a part, rounded up to whole groups; in a benchmark 16 unless it is set."""
+    concurrency: PositiveInt = field(default=32, metadata=PLACE)
+    """Episodes of the environment that step at once, on every engine; one that says `serial = True` steps alone."""
     dynamic_sampling: bool | None = None
     """Sample in rounds until train_batch_size groups have spread in success; None: with dapo."""
     max_sample_batches: PositiveInt = 30

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from nanoskyrl.envs.base import Environment, Task
 from nanoskyrl.envs.graders.kinds import UNANSWERED
 from nanoskyrl.envs.memory import Memory
+from nanoskyrl.stages.core.at_once import AtOnce
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.metrics import Stopwatch, Value, mean
 from nanoskyrl.stages.core.rows import calls_to_json
@@ -65,6 +66,7 @@ def play_parts(
     trajectory_mode: str,
     tool_format: str = AUTO,
     template_arguments: Mapping[str, Any] | None = None,
+    concurrency: int = 1,
 ) -> Iterator[tuple[int, list[Trajectory]]]:
     """Yield each part's index and trajectories, group after group; an asynchronous engine may end a later one first.
 
@@ -79,6 +81,7 @@ def play_parts(
         trajectory_mode: whole (a row an attempt), step (a row a turn), or auto.
         tool_format: How calls are read; auto: as the policy's template writes them.
         template_arguments: What the chat template is given beside the messages.
+        concurrency: Episodes that step at once, where the environment allows it.
     """
     stepwise = trajectory_mode == "step"
     speech: Renderer | Listener
@@ -101,16 +104,18 @@ def play_parts(
         ]
         for index, attempts in parts.items()
     }
+    threads = threads_for(environment, concurrency)
     if isinstance(engine, AsyncEngine):
         names = list(begins)
-        done = play_concurrently(list(begins.values()), engine, sampling, watch, threads=threads_for(environment))
+        done = play_concurrently(list(begins.values()), engine, sampling, watch, threads=threads)
         for place, attempts in done:
             yield names[place], [row for attempt in attempts for row in attempt.rows()]
         return
+    starting, stepping = AtOnce(threads), AtOnce(threads)
     for index, begin in begins.items():
         with watch("env"):
-            attempts = [make() for make in begin]
-        play(attempts, engine, sampling, watch)
+            attempts = starting.map(lambda make: make(), begin)
+        play(attempts, engine, sampling, watch, stepping)
         yield index, [row for attempt in attempts for row in attempt.rows()]
 
 

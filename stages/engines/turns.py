@@ -17,6 +17,7 @@ from nanoskyrl.envs.actions import restore_stop
 from nanoskyrl.envs.base import Environment, Message, Task, check_metadata, check_observation, check_step
 from nanoskyrl.envs.memory import Memory
 from nanoskyrl.envs.messages import tidy_messages
+from nanoskyrl.stages.core.at_once import AtOnce
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.core.safe_text import struck
@@ -61,6 +62,7 @@ class Identity:
     policy_digest: str | None
 
 
+ONE_BY_ONE = AtOnce(1)
 FAILURES = (Exception, SystemExit, GeneratorExit)
 """What an environment may raise and fail its own attempt alone; Ctrl-C goes through."""
 IDENTITY = tuple(f.name for f in fields(Identity))
@@ -363,7 +365,10 @@ def _sum(counted: int | None, more: int | None) -> int | None:
     return None if counted is None or more is None else counted + more
 
 
-def play(attempts: Sequence[Attempt], engine: Engine, sampling: SamplingParams, watch: Stopwatch) -> None:
+def play(
+    attempts: Sequence[Attempt], engine: Engine, sampling: SamplingParams, watch: Stopwatch,
+    at_once: AtOnce = ONE_BY_ONE,
+) -> None:  # fmt: skip
     """Carry all attempts to their end, turn by turn, in their order.
 
     Args:
@@ -371,16 +376,16 @@ def play(attempts: Sequence[Attempt], engine: Engine, sampling: SamplingParams, 
         engine: Samples the turns of all living attempts together.
         sampling: The same for all.
         watch: Takes the time of generating and of the environments apart.
+        at_once: How the environments of all living attempts step.
     """
     while alive := [attempt for attempt in attempts if not attempt.ended]:
         if isinstance(engine, TextEngine):
             with watch("env"):
-                for attempt in alive:
-                    attempt.take_text(engine.reply(attempt.environment, attempt.task, attempt.turn))
+                replies = [engine.reply(attempt.environment, attempt.task, attempt.turn) for attempt in alive]
+                at_once.map(lambda turn: turn[0].take_text(turn[1]), zip(alive, replies, strict=True))
             continue
         assert isinstance(engine, TokenEngine)  # chat engines play concurrently
         with watch("generate"):
             generations = engine.generate([attempt.request() for attempt in alive], sampling)
         with watch("env"):
-            for attempt, generation in zip(alive, generations, strict=True):
-                attempt.take(generation)
+            at_once.map(lambda turn: turn[0].take(turn[1]), zip(alive, generations, strict=True))

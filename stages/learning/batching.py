@@ -6,6 +6,7 @@ tokens 0..t; prompts and observed tokens are masked out.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,7 @@ PER_TOKEN = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages", "
 """Columns with one number a response token that training reads."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, so that counts can be kept
 class Sequences:
     """Rows of the trajectory table as arrays; None where the column is null or not there."""
 
@@ -47,7 +48,7 @@ class Sequences:
     def __len__(self) -> int:
         return len(self.prompt_ids)
 
-    @property
+    @cached_property
     def lengths(self) -> list[int]:
         """How many tokens each row has, prompt and response."""
         return [len(p) + len(r) for p, r in zip(self.prompt_ids, self.response_ids, strict=True)]
@@ -57,7 +58,7 @@ class Sequences:
         """Tokens of each row, prompt and response."""
         return [np.concatenate(row) for row in zip(self.prompt_ids, self.response_ids, strict=True)]
 
-    @property
+    @cached_property
     def trained_tokens(self) -> list[int]:
         """Sampled tokens of each row."""
         return [int((mask != 0).sum()) for mask in self.loss_mask]

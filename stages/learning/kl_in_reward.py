@@ -5,7 +5,8 @@ of the step before says, so a run that was killed resumes with the same one.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,23 @@ from nanoskyrl.algos.kl import adapted, kl
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import Manifest
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
-from nanoskyrl.stages.learning.trajectories import old_or_sampler_s
+from nanoskyrl.stages.learning.trajectories import Rows, old_or_sampler_s
 
 FACT = "kl_in_reward"
 """In the manifest of an `advantage` whose coefficient adapts: coef, the one in force; kl, the mean over rows of their
 tokens' mean, in nats; rows; next_coef, the one of the next step."""
 
-Rows = Sequence[np.ndarray | None]
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What models gave of a batch, and what it is held against; lists with one array a row of the batch."""
+
+    columns: Mapping[str, list[np.ndarray | None]]
+    """[T] by the name of the column; None in rows that they were not asked about."""
+    sampled: list[np.ndarray | None]
+    """[T] recorded log-probs in nats; empty unless a KL is taken off rewards."""
+    masks: Rows
+    """[T] nonzero on trained tokens."""
 
 
 def coefficient(config: AdvantageConfig, previous: Manifest | None) -> float:
@@ -30,7 +41,7 @@ def coefficient(config: AdvantageConfig, previous: Manifest | None) -> float:
     return previous.facts[FACT]["next_coef"]
 
 
-def kl_by_row(old: Rows, ref: Rows, masks: Sequence[np.ndarray], estimator: str) -> list[np.ndarray | None]:
+def kl_by_row(old: Rows, ref: Rows, masks: Rows, estimator: str) -> list[np.ndarray | None]:
     """Return estimates of KL(old || reference) of each row's tokens in nats, 0 on those that are not trained.
 
     Args:
@@ -41,8 +52,8 @@ def kl_by_row(old: Rows, ref: Rows, masks: Sequence[np.ndarray], estimator: str)
     """
     import torch
 
-    def of_row(old: np.ndarray | None, ref: np.ndarray | None, mask: np.ndarray) -> np.ndarray | None:
-        if old is None or ref is None:
+    def of_row(old: np.ndarray | None, ref: np.ndarray | None, mask: np.ndarray | None) -> np.ndarray | None:
+        if old is None or ref is None or mask is None:
             return None
         of_old, of_ref, on = (torch.from_numpy(np.asarray(of, np.float64).copy())[None] for of in (old, ref, mask))
         return kl(of_old, of_ref, on, estimator)[0].numpy()
@@ -50,14 +61,11 @@ def kl_by_row(old: Rows, ref: Rows, masks: Sequence[np.ndarray], estimator: str)
     return [of_row(*of) for of in zip(old, ref, masks, strict=True)]
 
 
-def penalties(
-    passed: Mapping[str, Rows], masks: Sequence[np.ndarray], config: AdvantageConfig, needed: set[int]
-) -> list[np.ndarray | None] | None:
+def penalties(passed: Passed, config: AdvantageConfig, needed: set[int]) -> list[np.ndarray | None] | None:
     """Return the weighed KL of each row's trained tokens, under the old policy against the reference; None if off.
 
     Args:
-        passed: Columns of log-probs, one value a row.
-        masks: [T] nonzero on trained tokens.
+        passed: Log-probs.
         config: Its `kl_reward_coef` is the one in force.
         needed: Rows whose penalty is.
 
@@ -66,34 +74,33 @@ def penalties(
     """
     if not config.use_kl_in_reward:
         return None
-    old = old_or_sampler_s(passed.get("old_logprobs"), passed["rollout_logprobs"])
+    old = old_or_sampler_s(passed.columns.get("old_logprobs"), passed.sampled)
     if any(old[row] is None for row in needed):
         raise InputError(
             "`advantage.use_kl_in_reward` needs log-probs, and rows have none",
             hint="Run `skyrl advantage --old-logprobs recompute`",
         )
-    found = kl_by_row(old, passed["ref_logprobs"], masks, config.kl_estimator_type)
+    found = kl_by_row(old, passed.columns["ref_logprobs"], passed.masks, config.kl_estimator_type)
     return [None if row is None else config.kl_reward_coef * row for row in found]
 
 
-def facts_of(
-    columns: Mapping[str, Rows], sampled: Rows, masks: Sequence[np.ndarray], config: AdvantageConfig
-) -> dict[str, Any]:
+def facts_of(columns: Mapping[str, Rows], passed: Passed, config: AdvantageConfig) -> dict[str, Any]:
     """Return what the next step's coefficient follows from, for the manifest; {} where it does not adapt.
 
     Args:
         columns: Of `advantage`, one value a row; null in rows that are not kept.
-        sampled: [T] recorded log-probs of each row.
-        masks: [T] nonzero on trained tokens.
+        passed: What was recorded.
         config: Its `kl_reward_coef` is the one in force.
     """
     if config.kl_ctrl == "fixed":
         return {}
-    old = old_or_sampler_s(columns["old_logprobs"], sampled)
-    found = kl_by_row(old, columns["ref_logprobs"], masks, config.kl_estimator_type)
+    old = old_or_sampler_s(columns.get("old_logprobs"), passed.sampled)
+    found = kl_by_row(old, columns["ref_logprobs"], passed.masks, config.kl_estimator_type)
     # A row without trained tokens counts, as in the reductions of losses.
     means = [
-        float(row.sum()) / max(np.count_nonzero(m), 1) for row, m in zip(found, masks, strict=True) if row is not None
+        float(row.sum()) / max(np.count_nonzero(m), 1)
+        for row, m in zip(found, passed.masks, strict=True)
+        if row is not None and m is not None
     ]
     mean, coef = math.fsum(means) / max(len(means), 1), config.kl_reward_coef
     then = adapted(coef, mean, len(means), target=config.kl_target, horizon=config.kl_horizon)

@@ -74,14 +74,9 @@ class PolicyModule(nn.Module):
         self.head = LogprobHead(without_wrapper(model), fused=fused)
 
     def forward(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        select: Tensor | None,
-        temperature: float,
-        pack: Pack | None = None,
+        self, ids: Tensor, mask: Tensor, select: Tensor | None, temperature: float, pack: Pack | None = None,
         want_hidden: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
         """Return what `sequence_logprobs` does, as a tuple: DeepSpeed looks for tensors in no other record."""
         found = sequence_logprobs(
             self.model, ids, mask, temperature=temperature, select=select, head=self.head, pack=pack,
@@ -117,7 +112,7 @@ class Learner:
         self.trained_parameters = 0
         """How many numbers learn: all of them, or those of the adapters."""
         self.policy_digest: str | None = None
-        self._beside: tuple[str | int | None, ...] = ()
+        self._beside: tuple[str | None, str | None, int] = (None, None, 0)
         """Digests of the critic and the state that go with the policy, and the seed of its adapters."""
         self._policy: Path | None = None
         self._module: Any = None
@@ -144,6 +139,11 @@ class Learner:
         """Name of the type that weights are held in."""
         return str(pick_dtype(self.config.dtype, self.device)).removeprefix("torch.")
 
+    def holds(self, policy: Path, state: Path | None, *, seed: int = 0) -> bool:
+        """Say whether `load` would have nothing to do."""
+        beside = (critic_digest(policy) if self.critic_config else None, state_digest(state), seed)
+        return (policy_digest(policy), beside) == (self.policy_digest, self._beside)
+
     def load(self, policy: Path, state: Path | None = None, *, seed: int = 0) -> None:
         """Take a policy, and the optimizer's state that goes with it, unless they are held already.
 
@@ -156,9 +156,7 @@ class Learner:
             InputError: the policy or the state does not load.
             SettingsError: another kind of training than the one that made the policy, or one that cannot be here.
         """
-        digest = policy_digest(policy)
-        beside = (critic_digest(policy) if self.critic_config else None, state_digest(state), seed)
-        if (digest, beside) == (self.policy_digest, self._beside):
+        if self.holds(policy, state, seed=seed):
             self._policy = policy
             return
         if self.config.quantization is not None:
@@ -176,9 +174,8 @@ class Learner:
         with whole_weights(self.model):
             alone = check_padding(self.model)
             self.packed = self.config.packing and prepare_packing(self.model, alone)
-            self.shares = (
-                self.packed and self.config.share_prefixes and not self.config.lora_dropout and can_share(self.model)
-            )
+            asked = self.config.share_prefixes and not self.config.lora_dropout
+            self.shares = asked and self.packed and can_share(self.model)
         lora = LoraSettings(
             rank=self.config.lora_rank, alpha=self.config.lora_alpha, targets=self.config.lora_targets,
             exclude=self.config.lora_exclude, rslora=self.config.lora_rslora, dropout=self.config.lora_dropout,
@@ -209,7 +206,12 @@ class Learner:
         self._prepare(dtype)
         if state is not None:
             load_state(state, self.strategy, self._made_with, device=self.device)
-        self.policy_digest, self._beside, self._policy = digest, beside, policy
+        self._taken(policy, state, seed)
+
+    def _taken(self, policy: Path, state: Path | None, seed: int) -> None:
+        """Note what is held."""
+        self.policy_digest, self._policy = policy_digest(policy), policy
+        self._beside = (critic_digest(policy) if self.critic_config else None, state_digest(state), seed)
 
     def _prepare(self, dtype: torch.dtype) -> None:
         # No dropout: the ratio of a fresh update must be 1, and a resumed step must see the same masks.
@@ -256,9 +258,8 @@ class Learner:
     def statistics(self, batch: MicroBatch, temperature: float) -> TokenStatistics:
         """Return log-probs, with gradient, and entropies of a micro-batch's sampled tokens."""
         shared = self.critic is not None and self._bare(self.critic).backbone is None
-        return TokenStatistics(
-            *self._module(batch.ids, batch.attention_mask, batch.loss_mask, temperature, batch.pack, shared)
-        )
+        tokens = batch.ids, batch.attention_mask, batch.loss_mask
+        return TokenStatistics(*self._module(*tokens, temperature, batch.pack, shared))
 
     def _bare(self, module: Any) -> Any:
         return module if self._accelerator is None else self._accelerator.unwrap_model(module)
@@ -340,13 +341,14 @@ class Learner:
         self.policy_digest = None  # no published policy any more, until it is saved
         return self.strategy.step()
 
-    def save(self, policy: Path, state: Path, canary: Sequence[int]) -> str:
+    def save(self, policy: Path, state: Path, canary: Sequence[int], *, with_state: bool = True) -> str:
         """Write the policy and the optimizer's state, and return the policy's digest.
 
         Args:
             policy: Directory for weights, config, tokenizer and policy.json.
             state: Directory for optimizer and schedule.
             canary: Tokens of one trained sequence, by which `sync` proves that the weights arrived.
+            with_state: Whether the state is written; held it is either way.
         """
         assert self._policy is not None
         parent = policy_digest(self._policy)
@@ -373,16 +375,23 @@ class Learner:
                     critic=critic_digest(policy),
                 ),
             )
-        save_state(state, self.strategy, self._made_with, is_main=self.world.is_main)
-        self.world.barrier()
+        if with_state:
+            self.save_state(state)
         if self.world.is_main:
             with write_errors(policy.parent):
                 sync_tree(policy)
+        self.world.barrier()
+        self._taken(policy, state, self._beside[-1])
+        return policy_digest(policy)
+
+    def save_state(self, state: Path) -> None:
+        """Write the optimizer's state alone."""
+        save_state(state, self.strategy, self._made_with, is_main=self.world.is_main)
+        self.world.barrier()
+        if self.world.is_main:
+            with write_errors(state.parent):
                 sync_tree(state)
         self.world.barrier()
-        self.policy_digest, self._policy = policy_digest(policy), policy
-        self._beside = (critic_digest(policy), state_digest(state), self._beside[-1])
-        return self.policy_digest
 
     def _canary(self, canary: Sequence[int]) -> list[float]:
         """Return the nats of a sequence's tokens but the first, at temperature 1."""

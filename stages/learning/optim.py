@@ -33,20 +33,24 @@ class Masters:
     @torch.no_grad()
     def take_gradients(self) -> None:
         """Add the gradients of a micro-batch to those of the copies."""
+        sums, added = [], []
         for parameter, master in self._pairs:
             if parameter.grad is None:
                 continue
             if master.grad is None:
                 master.grad = parameter.grad.float()
             else:
-                master.grad += parameter.grad
+                sums.append(master.grad)
+                added.append(parameter.grad)
             parameter.grad = None
+        if sums:
+            torch._foreach_add_(sums, added)  # one launch for all weights
 
     @torch.no_grad()
     def give_back(self) -> None:
         """Round the copies back into the weights."""
-        for parameter, master in self._pairs:
-            parameter.copy_(master)
+        if self._pairs:
+            torch._foreach_copy_([weight for weight, _ in self._pairs], [master for _, master in self._pairs])
 
     def state(self) -> list[torch.Tensor]:
         """Return the copies."""

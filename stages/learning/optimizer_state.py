@@ -10,22 +10,22 @@ from typing import Any
 import torch
 from torch.utils.serialization import config as serialization
 
-from nanoskyrl.stages.core.digests import digest_json
+from nanoskyrl.stages.core.digests import cached_digest, digest_json
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.storage import make_directory, write_errors
 from nanoskyrl.stages.learning.deepspeed_strategy import DeepSpeedStrategy
 from nanoskyrl.stages.learning.stepping import PlainStrategy
-from nanoskyrl.stages.models.policy import cached_digest
 
 STATE_FILE = "optimizer.pt"
 Strategy = PlainStrategy | DeepSpeedStrategy
 
 
 def state_digest(state: Path | None) -> str | None:
-    """Return the digest of all files of a state; None for none."""
-    return state and digest_json(
-        {path.name: cached_digest(path) for path in sorted(state.rglob("*")) if path.is_file()}
-    )
+    """Return the digest of all files of a state; None for none. One that was not written is known by its place."""
+    if state is None:
+        return None
+    files = sorted(path for path in state.rglob("*") if path.is_file())
+    return digest_json({path.name: cached_digest(path) for path in files}) if files else str(state.resolve())
 
 
 def save_state(state: Path, strategy: Strategy, made_with: dict[str, str], *, is_main: bool) -> None:

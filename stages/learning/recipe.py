@@ -53,12 +53,14 @@ class Recipe:
             **plugin_digests(self.config.algo),
         }
 
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        """What of the settings a learner is made with."""
+        return OptimizerConfig(**{f.name: getattr(self.config, f.name) for f in fields(OptimizerConfig)})
+
     def learner(self) -> Learner:
         """Return a learner that holds nothing yet."""
-        return Learner(
-            OptimizerConfig(**{f.name: getattr(self.config, f.name) for f in fields(OptimizerConfig)}),
-            critic=self.critic,
-        )
+        return Learner(self.optimizer, critic=self.critic)
 
     def objective(self, table: pa.Table, old_logprobs: list[np.ndarray] | None = None) -> Objective:
         """Return the loss over these rows; old log-probs that are given replace the table's."""

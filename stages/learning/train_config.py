@@ -133,6 +133,9 @@ class TrainConfig(OptimizerConfig):
     max_staleness: Annotated[int, Meta(ge=0, le=10**9)] | None = None
     """Rows sampled by a policy so many versions older than the one that training starts from are kept, older ones are
     not; None keeps all."""
+    state_every: PositiveInt = field(default=1, metadata=PLACE)
+    """Write the optimizer's state after every so many steps of a run; one that was not written is made again from the
+    shards when it is needed. 1 where the trainer does not stay up from step to step."""
     allow_estimator: bool = False
     """Train on advantages of another estimator than the algorithm's."""
 

@@ -1,35 +1,40 @@
 """From rows of scored shards to the trajectories that estimators see, and back.
 
 The whole batch is looked at at once, however it is cut into parts: groups, whitening and
-dynamic sampling know no parts. A trajectory of several rows is joined in the order of its
-steps, and what the estimator says of it is cut up again.
+dynamic sampling know no parts. Of each trajectory a few numbers are kept, of its tokens
+only what an estimator asks for. One of several rows is joined in the order of its steps,
+and what the estimator says of it is cut up again.
 """
 
 # pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
 # pyright: reportAttributeAccessIssue=false
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nanoskyrl.algos.estimators.base import Batch, Estimates
+from nanoskyrl.algos.estimators.base import Batch, Numbers
 from nanoskyrl.algos.shaping import metric_of
-from nanoskyrl.stages.core.rows import row_arrays
+from nanoskyrl.stages.core.rows import one_chunk, row_arrays
 
-COLUMNS = (
-    "trajectory_id", "step_index", "group_id", "reward", "success", "status", "stop_reason", "trainable",
-    "completion_tokens", "turns", "loss_mask", "env",
-)  # fmt: skip
+COLUMNS = ("trajectory_id", "step_index", "group_id", "reward", "success", "status", "stop_reason", "trainable", "env")
 """What is read of each row to decide which are kept."""
+LENGTHS = ("completion_tokens", "turns")
+"""What is read besides where rewards are shaped by length."""
+MASK = "loss_mask"
+"""What is read besides where an estimator looks at tokens."""
+
+Rows = Sequence[np.ndarray | None]
+Column = list[Any]
+"""One value a trajectory."""
 
 
-def old_or_sampler_s(
-    old: Sequence[np.ndarray | None] | None, rollout: Sequence[np.ndarray | None]
-) -> list[np.ndarray | None]:
+def old_or_sampler_s(old: Rows | None, rollout: Rows) -> list[np.ndarray | None]:
     """Return each row's log-probs at the start of the update: those recomputed, else those it was sampled with.
 
     Args:
@@ -39,87 +44,135 @@ def old_or_sampler_s(
     return list(rollout) if old is None else [u if o is None else o for u, o in zip(rollout, old, strict=True)]
 
 
-@dataclass(slots=True)
-class ScoredTrajectory:
-    """One trajectory."""
+@dataclass(slots=True, kw_only=True)
+class ScoredTrajectories:
+    """All trajectories of a batch in the order of their first rows, and where their rows are."""
 
-    group: str
-    reward: float | None
+    groups: list[str]
+    envs: list[str]
+    rewards: Numbers
     """None where it failed or was not scored: a failure is no verdict."""
-    success: bool | None
-    failed: bool
-    trainable: bool
-    stop_reason: str
+    successes: list[bool | None]
+    failed: np.ndarray
+    trainable: np.ndarray
+    stop_reasons: list[str]
     """Of the last step."""
-    longest_turn: int | None
-    """Tokens sampled in the longest of its turns; None: not known."""
-    env: str
-    rows: list[int] = field(default_factory=list)
-    """Places in the batch, in the order of the steps."""
+    longest_turns: list[int | None]
+    """Tokens sampled in the longest turn; None: not known, or not read."""
+    of_row: np.ndarray
+    """Of each row of the batch, which trajectory it is of."""
+    order: np.ndarray
+    """Rows, trajectory after trajectory, each in the order of its steps."""
+    starts: np.ndarray
+    """Where each trajectory begins in that order, and the end."""
+    masks: list[np.ndarray]
+    """Of each row, where they were read; empty where the engine had no tokens."""
+
+    def __len__(self) -> int:
+        return len(self.groups)
 
     @property
-    def metric(self) -> float | None:
+    def metrics(self) -> Numbers:
         """What spread is looked for in."""
-        return None if self.reward is None else metric_of(self.success, self.reward)
+        return [
+            None if reward is None else metric_of(success, reward)
+            for reward, success in zip(self.rewards, self.successes, strict=True)
+        ]
+
+    def joined(self, rows: Rows) -> list[np.ndarray | None]:
+        """Return the numbers of each trajectory's tokens, from those of its rows; None if a row has none."""
+        starts, order = self.starts.tolist(), self.order.tolist()
+        return [_joined([rows[row] for row in order[start:end]]) for start, end in pairwise(starts)]
+
+    def by_row(self, found: Rows) -> list[np.ndarray | None]:
+        """Return the numbers of each row's tokens from those of each trajectory's."""
+        rows: list[np.ndarray | None] = [None] * len(self.masks)
+        starts, order = self.starts.tolist(), self.order.tolist()
+        for numbers, (first, last) in zip(found, pairwise(starts), strict=True):
+            start = 0
+            for row in order[first:last]:
+                end = start + len(self.masks[row])
+                rows[row] = None if numbers is None else numbers[start:end]
+                start = end
+        return rows
 
 
-@dataclass(slots=True)
-class ScoredTrajectories:
-    """All trajectories of a batch, in the order of their first rows."""
-
-    by_id: dict[str, ScoredTrajectory]
-    masks: list[np.ndarray]
-    """Of each row; empty where the engine had no tokens."""
-
-    def __iter__(self) -> Any:
-        """Iterate over the trajectories."""
-        return iter(self.by_id.values())
-
-    def joined(self, trajectory: ScoredTrajectory, rows: Sequence[np.ndarray | None]) -> np.ndarray | None:
-        """Return the numbers of a trajectory's tokens, from those of its rows; None if a row has none."""
-        found = [row for row in (rows[index] for index in trajectory.rows) if row is not None]
-        if len(found) < len(trajectory.rows):
-            return None
-        return found[0] if len(found) == 1 else np.concatenate(found)
+def _joined(rows: Rows) -> np.ndarray | None:
+    found = [row for row in rows if row is not None]
+    if len(found) < len(rows):
+        return None
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def gather(tables: Iterable[pa.Table]) -> ScoredTrajectories:
-    """Return the trajectories of these tables, which hold COLUMNS."""
-    by_id: dict[str, ScoredTrajectory] = {}
-    steps: dict[str, list[tuple[int, int]]] = {}
+    """Return the trajectories of these tables, which hold COLUMNS and, where they are needed, LENGTHS and MASK."""
+    facts: list[pa.Table] = []
+    longest: list[int | None] = []
     masks: list[np.ndarray] = []
     for table in tables:
-        facts = {name: table.column(name).to_pylist() for name in COLUMNS if name not in ("turns", "loss_mask")}
-        longest = _longest_turns(table)
-        for index, mask in enumerate(row_arrays(table.column("loss_mask"))):
-            row = {name: values[index] for name, values in facts.items()}
-            name, failed = row["trajectory_id"], row["status"] == "failed"
-            trajectory = by_id.get(name)
-            if trajectory is None:
-                by_id[name] = trajectory = ScoredTrajectory(
-                    row["group_id"], row["reward"], row["success"], False, True, row["stop_reason"], 0, row["env"]
-                )
-            trajectory.failed |= failed
-            trajectory.trainable &= row["trainable"]
-            of_row = longest[index]
-            longest_before = trajectory.longest_turn
-            trajectory.longest_turn = None if longest_before is None or of_row is None else max(longest_before, of_row)
-            of_it = steps.setdefault(name, [])
-            if not of_it or row["step_index"] > max(of_it)[0]:
-                trajectory.stop_reason = row["stop_reason"]
-            of_it.append((row["step_index"], len(masks)))
-            masks.append(np.zeros(0, np.int8) if mask is None else mask)
-    for name, trajectory in by_id.items():
-        trajectory.rows = [place for _, place in sorted(steps[name])]
-        if trajectory.failed:
-            trajectory.reward = trajectory.success = None
-    return ScoredTrajectories(by_id, masks)
+        facts.append(table.select(COLUMNS))
+        longest += _longest_turns(table) if LENGTHS[-1] in table.column_names else [None] * table.num_rows
+        if MASK in table.column_names:
+            masks += [np.zeros(0, np.int8) if mask is None else mask for mask in row_arrays(table.column(MASK))]
+    if not facts:
+        raise ValueError("a batch has one table at the least")
+    whole = pa.concat_tables(facts)
+    of_row = one_chunk(whole.column("trajectory_id")).dictionary_encode().indices.to_numpy()
+    count = int(of_row.max()) + 1 if len(of_row) else 0
+    # By trajectory, then step; rows of one step stay as they come.
+    order = np.lexsort((whole.column("step_index").to_numpy(), of_row))
+    starts = np.searchsorted(of_row[order], np.arange(count + 1))
+    first = np.minimum.reduceat(order, starts[:-1]) if count else order
+    trajectories = ScoredTrajectories(
+        groups=_words(whole, "group_id", first), envs=_words(whole, "env", first),
+        rewards=whole.column("reward").take(first).to_pylist(),
+        successes=whole.column("success").take(first).to_pylist(),
+        failed=_any(pc.equal(whole.column("status"), "failed"), of_row, count),
+        trainable=~_any(pc.invert(whole.column("trainable")), of_row, count),
+        stop_reasons=_words(whole, "stop_reason", _last(whole, order, starts)),
+        longest_turns=_longest(longest, order, starts), of_row=of_row, order=order, starts=starts, masks=masks,
+    )  # fmt: skip
+    for place in np.flatnonzero(trajectories.failed).tolist():
+        trajectories.rewards[place] = trajectories.successes[place] = None
+    return trajectories
+
+
+def _words(table: pa.Table, name: str, rows: np.ndarray) -> list[str]:
+    """Return the words of these rows; each is in memory once."""
+    encoded = one_chunk(table.column(name)).dictionary_encode()
+    words = encoded.dictionary.to_pylist()
+    return [words[code] for code in encoded.indices.to_numpy()[rows].tolist()]
+
+
+def _any(flags: pa.ChunkedArray, of_row: np.ndarray, count: int) -> np.ndarray:
+    """Return of each trajectory whether a row's flag is set."""
+    return np.bincount(of_row[flags.to_numpy()], minlength=count) > 0
+
+
+def _last(table: pa.Table, order: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Return the row of each trajectory's last step; of several, the first."""
+    steps = table.column("step_index").to_numpy()[order]
+    last = order[starts[1:] - 1].copy()
+    for place in np.flatnonzero(np.diff(starts) > 1).tolist():
+        of_it = steps[starts[place] : starts[place + 1]]
+        last[place] = order[starts[place] + int(np.searchsorted(of_it, of_it[-1]))]
+    return last
+
+
+def _longest(of_rows: list[int | None], order: np.ndarray, starts: np.ndarray) -> list[int | None]:
+    if len(starts) == len(order) + 1:
+        return of_rows
+    found = []
+    for start, end in pairwise(starts.tolist()):
+        of_it = [of_rows[row] for row in order[start:end]]
+        found.append(None if None in of_it else max(length for length in of_it if length is not None))
+    return found
 
 
 def _longest_turns(table: pa.Table) -> list[int | None]:
     """Return the tokens of each row's longest turn, or all of its tokens where turns have no count; None: not known."""
     found = table.column("completion_tokens").to_pylist()
-    turns = table.column("turns").combine_chunks()
+    turns = one_chunk(table.column("turns"))
     if not table.num_rows:
         return found
     counts = turns.flatten().field("token_count").to_pylist()
@@ -133,13 +186,13 @@ def _longest_turns(table: pa.Table) -> list[int | None]:
 
 def batch_of(
     trajectories: ScoredTrajectories,
-    rewards: Sequence[float | None],
+    rewards: Numbers,
     kept: Sequence[bool],
     *,
-    penalties: Sequence[np.ndarray | None] | None = None,
-    values: Sequence[np.ndarray | None] | None = None,
+    penalties: Rows | None = None,
+    values: Rows | None = None,
 ) -> Batch:
-    """Return what an estimator sees.
+    """Return what an estimator sees that looks at tokens.
 
     Args:
         trajectories: The trajectories.
@@ -150,63 +203,40 @@ def batch_of(
     """
     masks = [
         mask if is_kept else np.zeros_like(mask)
-        for mask, is_kept in zip((_mask(trajectories, trajectory) for trajectory in trajectories), kept, strict=True)
+        for mask, is_kept in zip(trajectories.joined(trajectories.masks), kept, strict=True)
+        if mask is not None
     ]
 
-    def rows(of: Sequence[np.ndarray | None] | None) -> list[np.ndarray | None]:
+    def rows(of: Rows | None) -> list[np.ndarray | None]:
         if of is None:
             return [None] * len(masks)
-        found = (trajectories.joined(trajectory, of) for trajectory in trajectories)
+        found = trajectories.joined(of)
         return [np.zeros(len(mask)) if row is None else row for row, mask in zip(found, masks, strict=True)]
 
     return Batch(
-        groups=[trajectory.group for trajectory in trajectories], rewards=rewards, masks=masks,
-        penalties=rows(penalties), values=rows(values),
-    )  # fmt: skip
+        groups=trajectories.groups, rewards=rewards, masks=masks, penalties=rows(penalties), values=rows(values)
+    )
 
 
-def by_environment(trajectories: ScoredTrajectories, batch: Batch, estimate: Callable[[Batch], Estimates]) -> Estimates:
-    """Return what an estimator says of a batch, each environment by itself: their rewards have scales of their own."""
+def by_environment(envs: Sequence[str], batch: Batch, estimate: Callable[[Batch], tuple[Column, ...]]) -> list[Column]:
+    """Return what is estimated of a batch, each environment by itself: their rewards have scales of their own.
+
+    Args:
+        envs: Of each trajectory.
+        batch: What the estimator sees; fields may be empty.
+        estimate: Returns columns of one value a trajectory.
+    """
     places: dict[str, list[int]] = {}
-    for place, trajectory in enumerate(trajectories):
-        places.setdefault(trajectory.env, []).append(place)
+    for place, env in enumerate(envs):
+        places.setdefault(env, []).append(place)
     if len(places) <= 1:
-        return estimate(batch)
-    advantages: list[np.ndarray | None] = [None] * len(batch.groups)
-    returns: list[np.ndarray | None] = list(advantages)
-    has_returns = False
+        return list(estimate(batch))
+    columns: list[Column] = []
     for of_env in places.values():
-        part = Batch(**{f.name: [getattr(batch, f.name)[place] for place in of_env] for f in fields(Batch)})
-        found = estimate(part)
-        has_returns |= found.returns is not None
-        for index, place in enumerate(of_env):
-            advantages[place] = found.advantages[index]
-            returns[place] = None if found.returns is None else found.returns[index]
-    return Estimates(advantages, returns if has_returns else None)
-
-
-def by_row(trajectories: ScoredTrajectories, found: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
-    """Return the numbers of each row's tokens from those of each trajectory's."""
-    rows: list[np.ndarray | None] = [None] * len(trajectories.masks)
-    for trajectory, numbers in zip(trajectories, found, strict=True):
-        start = 0
-        for place in trajectory.rows:
-            end = start + len(trajectories.masks[place])
-            rows[place] = None if numbers is None else numbers[start:end]
-            start = end
-    return rows
-
-
-def estimates_by_row(
-    trajectories: ScoredTrajectories, estimates: Estimates
-) -> tuple[list[np.ndarray | None], list[np.ndarray | None]]:
-    """Return advantages and returns of each row's tokens."""
-    nothing: list[np.ndarray | None] = [None] * len(trajectories.masks)
-    returns = nothing if estimates.returns is None else by_row(trajectories, estimates.returns)
-    return by_row(trajectories, estimates.advantages), returns
-
-
-def _mask(trajectories: ScoredTrajectories, trajectory: ScoredTrajectory) -> np.ndarray:
-    mask = trajectories.joined(trajectory, trajectories.masks)
-    assert mask is not None
-    return mask
+        held = {f.name: getattr(batch, f.name) for f in fields(Batch)}
+        found = estimate(Batch(**{name: of and [of[place] for place in of_env] for name, of in held.items()}))
+        columns = columns or [[None] * len(envs) for _ in found]
+        for column, of_column in zip(columns, found, strict=True):
+            for place, value in zip(of_env, of_column, strict=True):
+                column[place] = value
+    return columns

@@ -2,20 +2,23 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
 from nanoskyrl.algos.kl import kl as token_kl
+from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.metrics import Stopwatch, Value, grouped, mean, peak_memory_bytes
-from nanoskyrl.stages.learning.batching import MicroBatch, Sequences
+from nanoskyrl.stages.learning.batching import MicroBatch, Sequences, one_temperature, read_sequences
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.objective import Objective, Terms
 from nanoskyrl.stages.learning.process_group import ProcessGroup
 from nanoskyrl.stages.learning.stepping import StepResult
 from nanoskyrl.stages.models.packing import Workload, work_of
 
+TOKENS = "tokens"
 DIAGNOSTICS = pa.schema(
     [
         pa.field("trajectory_id", pa.string(), nullable=False),
@@ -30,6 +33,11 @@ DIAGNOSTICS = pa.schema(
 )
 """What training saw of each row: over its sampled tokens and all passes, ratio to the old policy, k3 estimate of
 KL(old || trained) in nats, entropy in nats, and the surrogate's own share (clipped, or let through by the gate)."""
+
+
+def old_logprobs_of(table: pa.Table, learner: Learner, max_tokens: int) -> list[np.ndarray]:
+    """Return the nats of every row's response tokens under the policy that the learner holds."""
+    return learner.logprobs(read_sequences(table), one_temperature(table), max_tokens)
 
 
 def mini_batches(groups: list[str], size: int | None, seed: int) -> list[list[int]]:
@@ -51,10 +59,12 @@ class _Sums:
     tokens: float = 0.0
     values: dict[str, float] = field(default_factory=dict)
 
-    def add(self, mask: torch.Tensor, values: dict[str, torch.Tensor]) -> None:
-        self.tokens += float(mask.sum())
-        for name, value in values.items():
-            self.values[name] = self.values.get(name, 0.0) + float((value * mask).sum())
+    def add(self, sums: dict[str, float]) -> None:
+        """Add to the totals; that of the mask itself is named TOKENS."""
+        self.tokens += sums[TOKENS]
+        for name, value in sums.items():
+            if name != TOKENS:
+                self.values[name] = self.values.get(name, 0.0) + value
 
     def merge(self, all_sums: list[tuple[float, dict[str, float]]]) -> None:
         """Take the sums of several in place of its own."""
@@ -66,6 +76,22 @@ class _Sums:
         return {name: value / self.tokens for name, value in self.values.items()} if self.tokens else {}
 
 
+def _masked_sums(mask: torch.Tensor, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {TOKENS: mask.sum(), **{name: (value * mask).sum() for name, value in values.items()}}
+
+
+class _Held:
+    """Numbers of one shape that are still on the device, read together."""
+
+    def __init__(self, numbers: dict[str, torch.Tensor]) -> None:
+        self._names = list(numbers)
+        self._stacked = torch.stack([value.detach().double() for value in numbers.values()]) if numbers else None
+
+    def read(self) -> dict[str, Any]:
+        """Return them by name: floats, or lists of floats."""
+        return {} if self._stacked is None else dict(zip(self._names, self._stacked.tolist(), strict=True))
+
+
 class Update:
     """One pass after another over a table, and what was seen on the way."""
 
@@ -75,11 +101,11 @@ class Update:
         self.sequences: Sequences = objective.sequences
         self._sums, self._gap = _Sums(), _Sums()
         self._steps_taken = 0
-        self._lengths = self.sequences.lengths
         self.work = Workload()
         """Of all passes."""
         self._largest_ratio = 0.0
         self._losses: dict[str, float] = {}
+        self._unread: list[tuple[list[int], list[_Held]]] = []
         self._rows = {
             name: np.zeros(len(self.sequences)) for name in ("tokens", "ratio", "ratio_max", "kl", "entropy", "share")
         }
@@ -90,6 +116,25 @@ class Update:
         self._steps_taken += 1
         return result
 
+    def steps(self, learner: Learner, table: pa.Table, seed: int) -> list[StepResult]:
+        """Take all optimizer steps of the table that the loss is over.
+
+        Args:
+            learner: Holds the policy to start from.
+            table: The rows.
+            seed: Of the run; the order of mini-batches follows from it and the rows.
+        """
+        config = self.objective.config
+        # A trajectory's id comes from run seed, step and task: the order does not change with the code's version.
+        drawn_for = table.column("trajectory_id")[0].as_py() if table.num_rows else ""
+        torch.manual_seed(derive_seed(seed, "train", drawn_for) % 2**32)
+        groups, found = table.column("group_id").to_pylist(), list[StepResult]()
+        # Where no group teaches anything, the policy continues as it is.
+        for epoch in range(config.update_epochs_per_batch if table.num_rows else 0):
+            order = mini_batches(groups, config.policy_mini_batch_size, derive_seed(seed, drawn_for, epoch))
+            found += [self.step(learner, rows) for rows in order]
+        return found
+
     def gradient(self, learner: Learner, rows: list[int]) -> torch.Tensor:
         """Return the gradient that a step on these rows would follow."""
         return learner.gradient(*self.watched(learner, rows))
@@ -99,38 +144,53 @@ class Update:
     ) -> tuple[Iterator[MicroBatch | None], Callable[[MicroBatch], torch.Tensor]]:
         """Return the micro-batches of one mini-batch, and their losses, which are noted as they are taken."""
         mini = self.objective.mini_batch(rows)
+        self._read()
         self._losses = {}
         batches = self.objective.batches(mini, learner)
         return batches, lambda batch: self._seen(batch, self.objective.terms(learner, batch, mini))
 
     @torch.no_grad()
     def _observe(self, batch: MicroBatch, terms: Terms) -> None:
-        self.work += work_of([self._lengths[row] for row in batch.rows]) if batch.pack is None else batch.pack.work
+        self.work += (
+            work_of([self.sequences.lengths[row] for row in batch.rows]) if batch.pack is None else batch.pack.work
+        )
         mask, on, ratio = batch.loss_mask, batch.loss_mask.bool(), terms.log_ratio.exp()
         kl = (-terms.log_ratio).exp() + terms.log_ratio - 1  # k3 of the trained against the old policy
-        values = {"ratio": ratio, "kl": kl, "entropy": terms.entropy, **terms.reported}
-        self._sums.add(mask, values)
+        sums = _masked_sums(mask, {"ratio": ratio, "kl": kl, "entropy": terms.entropy, **terms.reported})
+        gaps: dict[str, torch.Tensor] = {}
         if not self._steps_taken:  # later the policy is another than the one that sampled
             recorded = [self.sequences.rollout_logprobs[row] is not None for row in batch.rows]
             there = mask * torch.tensor(recorded, device=mask.device)[:, None]
             gap = (terms.logprobs - batch.rollout_logprobs).abs()
             # Of the engine against the trainer, whose policy is meant to be the same.
-            self._gap.add(there, {"gap": gap, "kl": token_kl(batch.rollout_logprobs, terms.logprobs, there, "k3")})
-        largest = ratio.masked_fill(~on, 0)
-        self._largest_ratio = max(self._largest_ratio, float(largest.max()))
+            estimate = token_kl(batch.rollout_logprobs, terms.logprobs, there, "k3")
+            gaps = _masked_sums(there, {"gap": gap, "kl": estimate})
+        losses = {
+            "loss": terms.loss, "policy_loss": terms.policy_loss, "kl_loss": terms.kl_loss,
+            "value_loss": terms.value_loss,
+        }  # fmt: skip
+        losses = {name: term for name, term in losses.items() if term is not None}
         share = torch.zeros_like(mask) if terms.share is None else terms.share
-        for name, value in (
-            ("tokens", mask), ("ratio", ratio), ("kl", kl), ("entropy", terms.entropy), ("share", share),
-        ):  # fmt: skip
-            self._rows[name][batch.rows] += (value * mask).sum(-1).double().cpu().numpy()
-        of_row = largest.max(-1).values.double().cpu().numpy()
-        self._rows["ratio_max"][batch.rows] = np.maximum(self._rows["ratio_max"][batch.rows], of_row)
-        for name, term in (
-            ("loss", terms.loss), ("policy_loss", terms.policy_loss), ("kl_loss", terms.kl_loss),
-            ("value_loss", terms.value_loss),
-        ):  # fmt: skip
-            if term is not None:
-                self._losses[name] = self._losses.get(name, 0.0) + float(term)
+        by_row = {"tokens": mask, "ratio": ratio, "kl": kl, "entropy": terms.entropy, "share": share}
+        rows = {name: (value * mask).sum(-1) for name, value in by_row.items()}
+        rows["ratio_max"] = ratio.masked_fill(~on, 0).max(-1).values
+        self._unread.append((batch.rows, [_Held(of) for of in (sums, gaps, losses, rows)]))
+
+    def _read(self) -> None:
+        """Add up what was observed. Not at once: a GPU would wait for the host after each micro-batch."""
+        for batch_rows, held in self._unread:
+            sums, gaps, losses, rows = (of.read() for of in held)
+            self._sums.add(sums)
+            if gaps:
+                self._gap.add(gaps)
+            for name, value in losses.items():
+                self._losses[name] = self._losses.get(name, 0.0) + value
+            largest = rows.pop("ratio_max")
+            self._largest_ratio = max(self._largest_ratio, *largest)
+            self._rows["ratio_max"][batch_rows] = np.maximum(self._rows["ratio_max"][batch_rows], largest)
+            for name, values in rows.items():
+                self._rows[name][batch_rows] += values
+        self._unread.clear()
 
     def _seen(self, batch: MicroBatch, terms: Terms) -> torch.Tensor:
         self._observe(batch, terms)
@@ -138,6 +198,7 @@ class Update:
 
     def gather(self, world: ProcessGroup) -> None:
         """Add up what all processes saw."""
+        self._read()
         if world.size == 1:
             return
         for sums in (self._sums, self._gap):
@@ -151,6 +212,7 @@ class Update:
 
     def diagnostics(self, table: pa.Table) -> pa.Table:
         """Return what was seen of each row."""
+        self._read()
         tokens = self._rows["tokens"]
         nothing = tokens == 0
 
@@ -173,6 +235,7 @@ class Update:
 
     def seen(self) -> dict[str, Value]:
         """Return the losses of the last mini-batch, and means over all trained tokens and passes."""
+        self._read()
         means = self._sums.means()
         return {
             **{f"train/{name}": value for name, value in self._losses.items()},
@@ -188,7 +251,7 @@ class Update:
     def summary(self, steps: list[StepResult], watch: Stopwatch, learner: Learner) -> dict[str, Value]:
         """Return the numbers of the update."""
         epochs = self.objective.config.update_epochs_per_batch
-        tokens, seconds = sum(self._lengths) * epochs, max(watch.seconds.get("train", 0.0), 1e-9)
+        tokens, seconds = sum(self.sequences.lengths) * epochs, max(watch.seconds.get("train", 0.0), 1e-9)
         found = {
             "train/lr": steps[-1].lr if steps else None,
             "train/grad_norm": mean(step.grad_norm for step in steps),

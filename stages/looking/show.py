@@ -20,7 +20,7 @@ from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics, secon
 from nanoskyrl.stages.core.pipeline import RESERVED, STAGES
 from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.runs import Run
-from nanoskyrl.stages.core.shards import read_part, read_parts
+from nanoskyrl.stages.core.shards import read_part
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import Trajectory
 from nanoskyrl.stages.looking.console import SafeConsole
@@ -48,7 +48,7 @@ def headline(manifest: Manifest, output: Path) -> str:
 
 
 def _rollout_line(manifest: Manifest, output: Path) -> str:
-    numbers = rollout_stage.summary(read_parts(output, manifest, rollout_stage.SUMMARY_COLUMNS))
+    numbers = rollout_stage.numbers_of(output, manifest)
     ends = ", ".join(f"{key.rsplit('/', 1)[1]} {value}" for key, value in numbers.items() if "/stop_reason/" in key)
     settings = manifest.settings["rollout"]
     turns, tokens = numbers["rollout/turns/mean"] or 0, numbers["rollout/response_tokens/mean"]
@@ -57,7 +57,7 @@ def _rollout_line(manifest: Manifest, output: Path) -> str:
 
 
 def _score_line(manifest: Manifest, output: Path) -> str:
-    numbers = score_stage.summary(read_parts(output, manifest, score_stage.SUMMARY_COLUMNS))
+    numbers = score_stage.numbers_of(output, manifest)
     success, reward = _number(numbers["reward/success"]), _number(numbers["reward/avg_raw_reward"])
     others = ", ".join(f"{reason} {count}" for reason, count in manifest.dropped.items())
     scored = manifest.rows_out - sum(manifest.dropped.values())
@@ -145,25 +145,16 @@ def show(
         raise SettingsError(f"`--limit` must be at least 1, not {limit}", hint="Leave it out for 10")
     console = SafeConsole(file=file)
     if place.suffix == ".parquet":
-        table = read_part(place)
-        if {"trajectory_id", "ratio_mean"} <= set(table.column_names):  # of `train`, whose module would load torch
-            _show_diagnostics(console, table, limit)
-        else:
-            _check_part(place, table)
-            _show_table(console, table, row, limit)
+        _show_rows(console, place, read_part(place), row, limit)
         return
     if is_finished(place):
         manifest = read_manifest(place)
-        table = pa.concat_tables(read_parts(place, manifest)) if manifest.parts else None
         if row is None:
             console.print(escape(headline(manifest, place)), soft_wrap=True)
             if manifest.stage == "eval":
                 _show_summary(console, manifest, place)
-        if table is not None and manifest.stage == "train":
-            _show_diagnostics(console, table, limit)
-        elif table is not None:
-            _check_part(place, table)
-            _show_table(console, table, row, limit)
+        if manifest.parts:
+            _show_parts(console, place, manifest, row, limit)
         return
     if not place.is_dir():
         raise InputError(f"there is nothing at `{place}`", hint="Name a run, the directory of a stage, or a part")
@@ -185,6 +176,48 @@ def show(
         return
     _print_table(console, _run_table(run, limit))
     console.print(Text(curve(run)))
+
+
+def _show_parts(console: Console, place: Path, manifest: Manifest, row: int | None, limit: int) -> None:
+    """Print the rows of a stage's output that are asked for, and read no part that holds none of them."""
+    total = sum(part.rows for part in manifest.parts)
+    first, count = (0, min(limit, total)) if row is None else (_checked_row(row, total), 1)
+    tables, start = [], 0
+    for part in manifest.parts:
+        begin = max(first, start)
+        if begin < min(first + count, start + part.rows):
+            tables.append(read_part(place / part.name, part.digest).slice(begin - start, first + count - begin))
+        start += part.rows
+    if not tables:  # an output without rows
+        tables = [read_part(place / manifest.parts[0].name, manifest.parts[0].digest)]
+    _show_rows(console, place, pa.concat_tables(tables), None if row is None else 0, limit, total)
+
+
+def _show_rows(
+    console: Console, place: Path, table: pa.Table, row: int | None, limit: int, total: int | None = None
+) -> None:
+    """Print one row of a table of whatever stage whole, or the first of `total` in lines."""
+    total = table.num_rows if total is None else total
+    if {"trajectory_id", "ratio_mean"} <= set(table.column_names):  # of `train`, whose module would load torch
+        _show_diagnostics(console, table, limit)
+        return
+    _check_part(place, table)
+    if row is None:
+        _show_table(console, table, limit, total)
+    else:
+        _show_trajectory(console, next(from_table(table.slice(_checked_row(row, table.num_rows), 1))))
+
+
+def _checked_row(row: int, count: int) -> int:
+    """Return the index of a row, which may be counted from the end.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    if not -count <= row < count:
+        hint = f"Rows are 0 to {count - 1}" if count else "There are no rows at all"
+        raise SettingsError(f"there is no row {row}", hint=hint)
+    return row % count
 
 
 def _check_part(place: Path, table: pa.Table) -> None:
@@ -224,13 +257,7 @@ def _show_policy(console: Console, place: Path) -> None:
     _print_facts(console, facts)
 
 
-def _show_table(console: Console, table: pa.Table, row: int | None, limit: int) -> None:
-    if row is not None:
-        if not -table.num_rows <= row < table.num_rows:
-            hint = f"Rows are 0 to {table.num_rows - 1}" if table.num_rows else "There are no rows at all"
-            raise SettingsError(f"there is no row {row}", hint=hint)
-        _show_trajectory(console, next(from_table(table.slice(row % table.num_rows, 1))))
-        return
+def _show_table(console: Console, table: pa.Table, limit: int, total: int) -> None:
     grid = Table(box=None, pad_edge=False, expand=True)
     extra = [
         name
@@ -252,8 +279,8 @@ def _show_table(console: Console, table: pa.Table, row: int | None, limit: int) 
             cells.append(advantage_of(head, index))
         grid.add_row(*map(escape, [*cells, " ".join(t.response.split())]))
     _print_table(console, grid)
-    if table.num_rows > limit:
-        console.print(f"{table.num_rows - limit} more; --limit shows them, --row N prints one whole")
+    if total > limit:
+        console.print(f"{total - limit} more; --limit shows them, --row N prints one whole")
 
 
 def _reward_of(t: Trajectory) -> str:

@@ -12,11 +12,10 @@ import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from nanoskyrl.stages.core.digests import digest_bytes, digest_file, digest_json
+from nanoskyrl.stages.core.digests import cached_digest, digest_bytes, digest_json
 from nanoskyrl.stages.core.errors import InputError, NanoskyrlError, OutputError, did_you_mean
 from nanoskyrl.stages.core.leftovers import remove_leftovers, scratch_beside
 from nanoskyrl.stages.core.storage import as_path, link_or_copy, make_directory, sync_directory, write_whole
@@ -189,17 +188,6 @@ def check_critic(policy: Path) -> None:
             f"the critic of `{policy}` is {'gone' if found is None else 'not the one that was trained with it'}",
             hint="Publish the policy again from the step that trained it",
         )
-
-
-def cached_digest(file: Path) -> str:
-    """Return a file's digest; it is hashed once while its size and time of change stay as they are."""
-    found = file.stat()
-    return _digest_of(file, found.st_size, found.st_mtime_ns, found.st_ino)
-
-
-@lru_cache(maxsize=1024)
-def _digest_of(path: Path, size: int, changed: int, inode: int) -> str:
-    return digest_file(path)
 
 
 def read_info(path: Path) -> PolicyInfo:

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nanoskyrl.stages.core.digests import cached_digest
 from nanoskyrl.stages.core.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.core.leftovers import scratch_beside
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.pipeline import pipeline
-from nanoskyrl.stages.core.runs import Run, RunConfig, step_of
+from nanoskyrl.stages.core.runs import Run, RunConfig, Trained, step_of
 from nanoskyrl.stages.core.storage import is_local
 from nanoskyrl.stages.models.policy import (
-    cached_digest,
     check_policy,
     is_adapter,
     policy_digest,
@@ -130,6 +130,43 @@ class Places:
         raise InputError(
             f"`{policy}` is not what step {step - 1} trained", hint="Its files were changed: see `skyrl verify`"
         )
+
+    def updates_since(self, step: int | None) -> list[Trained]:
+        """Return the updates before a step whose states were not written, the oldest first."""
+        found: list[Trained] = []
+        while step:
+            step -= 1
+            made = self.run.stage(step, "train")
+            if not is_finished(made):
+                break
+            manifest = read_manifest(made, stage="train")
+            if any(name.startswith("state/") for name in manifest.files):
+                break  # there, or pruned
+            before = self.run.stage(step - 1, "train")
+            policy = self.run.policy(step)
+            found.append(
+                Trained(
+                    output=made, advantages=self._advantages_of(step, manifest),
+                    policy=policy if policy.is_dir() else before / "policy",
+                    state=before / "state" if "state" in manifest.inputs else None,
+                )
+            )  # fmt: skip
+            if found[-1].state is None:
+                break
+        return found[::-1]
+
+    def _advantages_of(self, step: int, manifest: Manifest) -> tuple[Path, ...]:
+        """Return where the advantages lie that an update learnt from: the step's own, and others of the run."""
+        source = str(self.stages["train"].input)
+        wanted = [digest for name, digest in manifest.inputs.items() if name.startswith(f"{source}.")]
+        places = [self.run.stage(other, source) for other in self.run.steps()] if wanted else []
+        there = {read_manifest(place).digest: place for place in places if is_finished(place)}
+        if gone := [digest for digest in wanted if digest not in there]:
+            raise InputError(
+                f"step {step} wrote no state, and advantages that it learnt from are no longer in the run: {gone[0]}",
+                hint="Begin another run with its policy, or train that step again",
+            )
+        return self.run.stage(step, source), *(there[digest] for digest in wanted)
 
     def models_of(
         self, step: int | None, policy: Path | None, reference: Path | None

@@ -149,10 +149,20 @@ class Preparation:
         newest, target, step = self.places.of("train", step, named[0] if named else None, output)
         config = stage_config(self.settings, "train")
         policy = policy or self.places.start_of(step)
+        named_state, state = state, state or self.places.state_of(step, policy)
+
+        def alive() -> dict[str, Any]:
+            lacks = named_state is None and state is not None and not state.is_dir()
+            every = config.state_every if step is not None and target == self.run.stage(step, "train") else 1
+            return {
+                "engine": self.kept.learner(),
+                "since": self.places.updates_since(step) if lacks else [],
+                "with_state": ((step or 0) + 1) % every == 0,
+            }
+
         work = self._work_of(
-            "train", [newest, *named[1:]], target, config, step, lambda: {"engine": self.kept.learner()},
-            policy=policy, state=state or self.places.state_of(step, policy), settings=self.settings,
-            seed=self.config.seed,
+            "train", [newest, *named[1:]], target, config, step, alive,
+            policy=policy, state=state, settings=self.settings, seed=self.config.seed,
         )  # fmt: skip
         return work._replace(head=partial(work.head, processes=self.processes))
 

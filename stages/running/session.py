@@ -257,9 +257,11 @@ class Session(Preparation):
         self.kept.close()
 
     def prune(self, step: int, keep: int) -> None:
-        """Delete the optimizer's state of the step that is no longer among the newest; `keep` 0 keeps all."""
-        if keep and step - keep >= 0:
-            remove_tree(self.run.stage(step - keep, "train") / "state")
+        """Delete the optimizer's state that is no longer among the newest that were written; `keep` 0 keeps all."""
+        every = stage_config(self.settings, "train").state_every
+        old = (step + 1) // every * every - 1 - keep * every  # the step whose state the newest one replaces
+        if keep and old >= 0:
+            remove_tree(self.run.stage(old, "train") / "state")
 
 
 def _tell_changed_rewards(earlier: Path, code: Mapping[str, str]) -> None:

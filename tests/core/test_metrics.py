@@ -1,5 +1,7 @@
+import contextlib
 import json
 import math
+import time
 
 import pytest
 
@@ -115,8 +117,25 @@ def test_a_stopwatch_adds_up_by_name_also_when_the_work_fails():
         raise RuntimeError("boom")
     assert watch.seconds["generate"] > first
     timings = watch.timings()
-    assert set(timings) == {"timing/generate", "timing/total"}
+    assert set(timings) == {"timing/generate", "timing/other", "timing/total"}
     assert timings["timing/total"] >= timings["timing/generate"]
+
+
+def test_every_second_of_a_stopwatch_has_a_name_and_one_alone():
+    watch = Stopwatch()
+    with watch("outer"):
+        with watch("inner"):
+            time.sleep(0.02)
+        with watch("outer"):  # a block inside one of its own name is counted once
+            time.sleep(0.01)
+    with contextlib.suppress(RuntimeError), watch("fails"), watch("inside"):
+        raise RuntimeError("boom")
+    for _ in range(2):  # asked again, it has continued
+        timings = watch.timings()
+        total = timings.pop("timing/total")
+        assert set(timings) == {f"timing/{name}" for name in ("outer", "inner", "fails", "inside", "other")}
+        assert sum(timings.values()) == pytest.approx(total, rel=1e-9)
+    assert watch.seconds["outer"] < total - watch.seconds["inner"] + 1e-9
 
 
 def test_peak_memory_is_in_bytes():

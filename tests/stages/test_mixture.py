@@ -7,22 +7,22 @@ import sys
 from collections import Counter
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from killing import kill_at
 from running import ROOT, SMALL, as_flags, same_bytes, skyrl_here
 
+from nanoskyrl.stages.advantage import add_advantages
 from nanoskyrl.stages.core.config import merge, parse_set
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.metrics import latest, read_metrics
-from nanoskyrl.stages.core.registry import lookup
+from nanoskyrl.stages.core.rows import row_arrays
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.engines.rollout_config import RolloutConfig
 from nanoskyrl.stages.engines.task_order import drawn
-from nanoskyrl.stages.learning.advantage_columns import estimate
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
-from nanoskyrl.stages.learning.trajectories import gather
 from nanoskyrl.stages.looking.curve import curve, report_line
 from nanoskyrl.stages.looking.verify import verify
 from nanoskyrl.stages.rollout import environment_and_tasks
@@ -141,20 +141,17 @@ def test_one_of_two_environments_takes_its_tools_from_a_server(tmp_path):
 @pytest.mark.parametrize("name", ["batch_std", "reinforce_pp", "grpo"])
 def test_statistics_of_a_batch_are_taken_within_an_environment(whole, name):
     """Rewards of one environment, made ten times as large, move no advantage of another."""
-    tables = list(read_parts(Run(whole).stage(0, "score"), read_manifest(Run(whole).stage(0, "score"))))
-    config, estimator = AdvantageConfig(estimator=name), lookup("estimator", name)
+    place = Run(whole).stage(0, "score")
+    scored = pa.concat_tables(read_parts(place, read_manifest(place)))
+    envs = scored.column("env").to_pylist()
 
     def advantages(scale):
-        trajectories = gather(tables)
         random = np.random.default_rng(0)
-        for trajectory in trajectories:
-            trajectory.reward = float(random.random()) * (scale if trajectory.env == "tool_use" else 1)
-        columns = estimate(trajectories, [None] * len(list(trajectories)), {}, config, estimator)
-        envs = [trajectory.env for trajectory in trajectories for _ in trajectory.rows]
-        return {
-            env: np.concatenate([row for row, of in zip(columns["advantages"], envs, strict=True) if of == env])
-            for env in set(envs)
-        }
+        rewards = [random.random() * (scale if env == "tool_use" else 1) for env in envs]
+        column = scored.column_names.index("reward")
+        table = scored.set_column(column, scored.field(column), pa.array(rewards))
+        found = row_arrays(add_advantages(table, AdvantageConfig(estimator=name)).column("advantages"))
+        return {env: np.concatenate([row for row, of in zip(found, envs, strict=True) if of == env]) for env in envs}
 
     one, ten = advantages(1), advantages(10)
     np.testing.assert_array_equal(one["text_math"], ten["text_math"])

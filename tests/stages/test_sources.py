@@ -13,11 +13,11 @@ from nanoskyrl.stages.core.rows import row_arrays
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.learning.recipe import recipe_of
 from nanoskyrl.stages.learning.train_config import TrainConfig
+from nanoskyrl.stages.learning.update import old_logprobs_of
 from nanoskyrl.stages.learning.update_inputs import open_sources
 from nanoskyrl.stages.models.policy import resolve_policy
 from nanoskyrl.stages.running.loop import loop
 from nanoskyrl.stages.running.session import Session
-from nanoskyrl.stages.train import old_logprobs_of
 
 STEPS = merge(SMALL, {"train": {"lr": 3e-3}, "loop": {"steps": 3}})
 WEIGHED = {"off_policy": {"weight": "token"}}
@@ -76,7 +76,7 @@ def test_off_policy_weights_are_against_the_policy_that_training_starts_from(run
     table, _, _ = sources.read(recipe, run.policy(2))
     learner = recipe.learner()
     learner.load(run.policy(2))
-    old = old_logprobs_of(table, learner, recipe.config)
+    old = old_logprobs_of(table, learner, recipe.config.max_tokens_per_micro_batch)
     objective = recipe.objective(table, old)
     masks, recorded = (row_arrays(table.column(name)) for name in ("loss_mask", "rollout_logprobs"))
     apart = []

@@ -187,7 +187,9 @@ class Extension:
         stale = 0
         for module in self._skyrl_model().modules():
             kernel, experts = getattr(module, EXPERTS, (None, {}))
-            if any(bit_sums(getattr(module, name)) != after for name, (_, after) in experts.items()):
+            if kernel is not None and any(
+                bit_sums(getattr(module, name)) != after for name, (_, after) in experts.items()
+            ):
                 stale += 1
                 kernel.process_weights_after_loading(module)
             record, weight = getattr(module, RECORD, None), getattr(module, "weight", None)

@@ -1,0 +1,103 @@
+"""An optimizer's state that was not written is made again from the shards, to the last bit."""
+
+import os
+import shutil
+import signal
+
+import pytest
+from killing import FORKS, kill_at
+from running import SMALL, as_flags, same_bytes, skyrl_here
+
+from nanoskyrl.stages.core.config import merge
+from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.manifest import is_finished
+from nanoskyrl.stages.core.metrics import latest, read_metrics
+from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.running.loop import loop
+from nanoskyrl.stages.running.session import Session
+
+EVERY_2 = merge(SMALL, {"loop": {"steps": 4, "keep_states": 0}, "train": {"state_every": 2}})
+
+
+def states(run, steps):
+    return [(run.stage(step, "train") / "state").is_dir() for step in range(steps)]
+
+
+def state_bytes(run, step):
+    return {path.name: path.read_bytes() for path in (run.stage(step, "train") / "state").iterdir()}
+
+
+def killed_in_mid_replay(arguments):
+    """Run the command until an update was made again, and return how the process ended."""
+    process = FORKS.Process(target=_kill_after_one, args=([str(argument) for argument in arguments],))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def _kill_after_one(arguments):
+    from nanoskyrl.stages.learning import replay
+    from nanoskyrl_cli.main import run
+
+    real = replay._make
+    replay._make = lambda *given: (real(*given), os.kill(os.getpid(), signal.SIGKILL))
+    raise SystemExit(run(arguments))
+
+
+def test_killed_between_two_states_and_in_mid_replay_a_run_ends_with_the_bytes_of_an_unbroken_one(tmp_path):
+    whole, broken = Run(tmp_path / "whole"), Run(tmp_path / "broken")
+    loop(whole, EVERY_2)
+    assert states(whole, 4) == [False, True, False, True]
+    command = ["loop", "--run", broken.root, *as_flags(EVERY_2)]
+    assert kill_at("score", 13, command) == -signal.SIGKILL  # four files a step
+    assert is_finished(broken.stage(2, "sync"))
+    assert states(broken, 3) == [False, True, False]
+    assert killed_in_mid_replay(command) == -signal.SIGKILL
+    assert not is_finished(broken.stage(3, "train"))
+    done = skyrl_here(*command)
+    assert done.returncode == 0, done.stderr
+    assert same_bytes(whole.root, broken.root) == []
+    assert state_bytes(whole, 3) == state_bytes(broken, 3)
+    replayed = [latest(read_metrics(run.metrics), "train")[3].get("train/replayed_updates") for run in (whole, broken)]
+    assert replayed == [None, 1]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        pytest.param({"lora_rank": 4}, marks=pytest.mark.slow),
+        pytest.param(
+            {"algo": "ppo", "policy_mini_batch_size": 2, "update_epochs_per_batch": 2}, marks=pytest.mark.slow
+        ),
+        pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_by_hand_under_rates_that_change_the_state_is_that_of_one_who_wrote_them_all(tmp_path, more):
+    rates = (1e-3, 1e-3, 2e-4)
+    for every in (1, 3):
+        run = Run(tmp_path / str(every))
+        for step, lr in enumerate(rates):
+            settings = merge(SMALL, {"train": {**more, "lr": lr, "state_every": every}})
+            for stage in STAGES:
+                getattr(Session(run, settings), stage)(step)
+    one, three = (Run(tmp_path / str(every)) for every in (1, 3))
+    assert states(three, 3) == [False, False, True]
+    assert state_bytes(one, 2) == state_bytes(three, 2)
+    policies = [{path.name: path.read_bytes() for path in run.policy(3).iterdir()} for run in (one, three)]
+    assert policies[0] == policies[1]
+    settings = merge(SMALL, {"train": {**more, "lr": rates[-1], "state_every": 3}})
+    shutil.rmtree(three.stage(1, "advantage"))
+    with pytest.raises(InputError, match="step-000001/advantage"):
+        Session(three, settings).train(2, force=True)
+
+
+def test_the_newest_states_that_were_written_are_kept(tmp_path):
+    run = Run(tmp_path / "run")
+    session = Session(run, EVERY_2)
+    for step in range(6):
+        (run.stage(step, "train") / "state").mkdir(parents=True) if step % 2 else None
+        session.prune(step, 2)
+        assert states(run, 6).count(True) == min(2, (step + 1) // 2)
+    assert states(run, 6) == [False, False, False, True, False, True]
