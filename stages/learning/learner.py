@@ -74,14 +74,9 @@ class PolicyModule(nn.Module):
         self.head = LogprobHead(without_wrapper(model), fused=fused)
 
     def forward(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        select: Tensor | None,
-        temperature: float,
-        pack: Pack | None = None,
+        self, ids: Tensor, mask: Tensor, select: Tensor | None, temperature: float, pack: Pack | None = None,
         want_hidden: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
         """Return what `sequence_logprobs` does, as a tuple: DeepSpeed looks for tensors in no other record."""
         found = sequence_logprobs(
             self.model, ids, mask, temperature=temperature, select=select, head=self.head, pack=pack,
@@ -179,9 +174,8 @@ class Learner:
         with whole_weights(self.model):
             alone = check_padding(self.model)
             self.packed = self.config.packing and prepare_packing(self.model, alone)
-            self.shares = (
-                self.packed and self.config.share_prefixes and not self.config.lora_dropout and can_share(self.model)
-            )
+            asked = self.config.share_prefixes and not self.config.lora_dropout
+            self.shares = asked and self.packed and can_share(self.model)
         lora = LoraSettings(
             rank=self.config.lora_rank, alpha=self.config.lora_alpha, targets=self.config.lora_targets,
             exclude=self.config.lora_exclude, rslora=self.config.lora_rslora, dropout=self.config.lora_dropout,
@@ -264,9 +258,8 @@ class Learner:
     def statistics(self, batch: MicroBatch, temperature: float) -> TokenStatistics:
         """Return log-probs, with gradient, and entropies of a micro-batch's sampled tokens."""
         shared = self.critic is not None and self._bare(self.critic).backbone is None
-        return TokenStatistics(
-            *self._module(batch.ids, batch.attention_mask, batch.loss_mask, temperature, batch.pack, shared)
-        )
+        tokens = batch.ids, batch.attention_mask, batch.loss_mask
+        return TokenStatistics(*self._module(*tokens, temperature, batch.pack, shared))
 
     def _bare(self, module: Any) -> Any:
         return module if self._accelerator is None else self._accelerator.unwrap_model(module)

@@ -101,7 +101,6 @@ class Update:
         self.sequences: Sequences = objective.sequences
         self._sums, self._gap = _Sums(), _Sums()
         self._steps_taken = 0
-        self._lengths = self.sequences.lengths
         self.work = Workload()
         """Of all passes."""
         self._largest_ratio = 0.0
@@ -152,7 +151,9 @@ class Update:
 
     @torch.no_grad()
     def _observe(self, batch: MicroBatch, terms: Terms) -> None:
-        self.work += work_of([self._lengths[row] for row in batch.rows]) if batch.pack is None else batch.pack.work
+        self.work += (
+            work_of([self.sequences.lengths[row] for row in batch.rows]) if batch.pack is None else batch.pack.work
+        )
         mask, on, ratio = batch.loss_mask, batch.loss_mask.bool(), terms.log_ratio.exp()
         kl = (-terms.log_ratio).exp() + terms.log_ratio - 1  # k3 of the trained against the old policy
         sums = _masked_sums(mask, {"ratio": ratio, "kl": kl, "entropy": terms.entropy, **terms.reported})
@@ -250,7 +251,7 @@ class Update:
     def summary(self, steps: list[StepResult], watch: Stopwatch, learner: Learner) -> dict[str, Value]:
         """Return the numbers of the update."""
         epochs = self.objective.config.update_epochs_per_batch
-        tokens, seconds = sum(self._lengths) * epochs, max(watch.seconds.get("train", 0.0), 1e-9)
+        tokens, seconds = sum(self.sequences.lengths) * epochs, max(watch.seconds.get("train", 0.0), 1e-9)
         found = {
             "train/lr": steps[-1].lr if steps else None,
             "train/grad_norm": mean(step.grad_norm for step in steps),
