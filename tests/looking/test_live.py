@@ -107,7 +107,15 @@ def test_keys_in_a_real_terminal(tmp_path):
 
     flags = " ".join(as_flags({**ONE_STEP, "loop": {"steps": 200}}))
     program = f"{sys.executable} -c 'from nanoskyrl_cli.main import main; main()' loop {flags} --run {tmp_path / 'run'}"
-    tmux("new-session", "-d", "-x", "120", "-y", "60", f"cd {ROOT} && {program}; echo ended with $?; sleep 60")
+    tmux(
+        "new-session",
+        "-d",
+        "-x",
+        "120",
+        "-y",
+        "60",
+        f"unset COLUMNS LINES; cd {ROOT} && {program}; echo ended with $?; sleep 60",
+    )
     try:
         until(lambda: "success " in tmux("capture-pane", "-p") and "left" in tmux("capture-pane", "-p"))
         tmux("send-keys", "w")
