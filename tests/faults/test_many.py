@@ -36,7 +36,7 @@ def done(folder, rollout, stages):
 
 @pytest.mark.slow
 def test_200_000_trajectories_are_scored_and_estimated(tmp_path):
-    rollout = {"engine": "scripted", "train_batch_size": 12_500, "n_samples_per_prompt": 16, "rows_per_part": 4096}
+    rollout = {"engine": "scripted", "train_batch_size": 6250, "n_samples_per_prompt": 32, "rows_per_part": 4096}
     found = done(tmp_path, rollout, "rollout,score,advantage")
     assert [stage["rows"] for stage in found.values()] == [200_000] * 3
     assert found["score"]["dropped"] == 0
