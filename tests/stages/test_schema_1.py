@@ -85,7 +85,8 @@ def test_it_is_continued_and_what_was_killed_is_begun_again(old, tmp_path):
 
 
 def test_a_run_of_today_holds_the_same_but_for_the_name_of_a_column(old, tmp_path):
-    made = skyrl("loop", "--run", tmp_path / "new", *as_flags(SETTINGS))
+    # That code computed a group's prompt once for each of its rows, which rounds otherwise.
+    made = skyrl("loop", "--run", tmp_path / "new", *as_flags(SETTINGS), "--set", "train.share_prefixes=false")
     assert made.returncode == 0, made.stderr
     shutil.copytree(old, tmp_path / "old")
     # That code wrote an adapter's layers in an order of its process, so later digests differ from run to run.
