@@ -16,8 +16,8 @@ from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.learning import advantage_columns
 from nanoskyrl.stages.looking.eval_report import summary_of
 
-OF_ROWS = {"rollout": rollout_stage, "score": score_stage, "advantage": advantage_columns}
-"""Modules that compute a stage's numbers from its rows."""
+WITH_NUMBERS = {"rollout": rollout_stage, "score": score_stage}
+"""Stages that keep their numbers in the manifest, and read rows only where an earlier version did not."""
 NO_NUMBERS = ("step", "stage", "time", "host")
 
 
@@ -25,8 +25,11 @@ def numbers_of(manifest: Manifest, output: Path) -> dict[str, Any]:
     """Return the numbers of an output; those of a train are what its run logged, beside its manifest's facts."""
     if manifest.stage == "eval":
         return summary_of(output)
-    if (module := OF_ROWS.get(manifest.stage)) is not None:
-        return finite(module.summary(read_parts(output, manifest, module.SUMMARY_COLUMNS)))
+    if (stage := WITH_NUMBERS.get(manifest.stage)) is not None:
+        return finite(stage.numbers_of(output, manifest))
+    if manifest.stage == "advantage":
+        columns = advantage_columns.SUMMARY_COLUMNS
+        return finite(advantage_columns.summary(read_parts(output, manifest, columns)))
     facts = {f"{manifest.stage}/{name}": value for name, value in manifest.facts.items() if not isinstance(value, dict)}
     if manifest.stage == "sync":
         return facts | {"sync/canary_gap": manifest.facts.get("proof", {}).get("canary_gap")}
