@@ -119,6 +119,8 @@ def accelerator_of(strategy: str, config: OptimizerConfig, device: str, dtype: t
     if "WORLD_SIZE" not in os.environ:  # DeepSpeed wants a process group of one, too
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
         os.environ.setdefault("MASTER_PORT", str(_free_port()))
+    if device == "cpu":
+        _leave_shared_memory_alone()
     half = dtype == torch.bfloat16
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # in words that we do not count by
@@ -138,6 +140,17 @@ def accelerator_of(strategy: str, config: OptimizerConfig, device: str, dtype: t
     plugin = DeepSpeedPlugin(hf_ds_config=settings, zero3_init_flag=False)
     # Given a CPU, accelerate would not start DeepSpeed; the processes have met on it already.
     return Accelerator(deepspeed_plugin=plugin, mixed_precision="bf16" if half else "no")
+
+
+def _leave_shared_memory_alone() -> None:
+    """Have DeepSpeed's processes on a CPU meet by torch alone.
+
+    Its own way is compiled at the first use, under a lock file that a killed process leaves behind:
+    every training after it would wait for ever.
+    """
+    import deepspeed.ops
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def _free_port() -> int:
