@@ -92,6 +92,7 @@ def _rendered(sides: Sequence[_Side], data: Mapping[str, Any], shown: int, total
         (folder / "page.html").read_text(encoding="utf-8")
     )
     first = sides[0].runs[0]
+    curves, still = _curves(sides)
     return page.render(
         title=visible(" beside ".join(", ".join(one.name for one in side.runs) for side in sides)),
         sides=[
@@ -100,7 +101,8 @@ def _rendered(sides: Sequence[_Side], data: Mapping[str, Any], shown: int, total
         ],
         tiles=_tiles(first),
         says=[{"run": visible(one.name), "remarks": one.says} for side in sides for one in side.runs],
-        curves=[{**curve, "svg": Markup(curve["svg"])} for curve in _curves(sides)],
+        curves=[{**curve, "svg": Markup(curve["svg"])} for curve in curves],
+        still=still,
         timing=[{**chart, "svg": Markup(chart["svg"])} for chart in _timing(sides)],
         parts=list(runs.SPANS),
         evaluations=[{**chart, "svg": Markup(chart["svg"])} for chart in _evaluations(sides)],
@@ -142,17 +144,24 @@ def _tiles(one: ReportedRun) -> list[tuple[str, str, str]]:
     return found
 
 
-def _curves(sides: Sequence[_Side]) -> Iterable[dict[str, Any]]:
+def _curves(sides: Sequence[_Side]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the curves, and in words the numbers that never change: those would be lines along an axis."""
     names = dict.fromkeys(name for side in sides for one in side.runs for name in one.numbers)
     parts = [name for name in names if name.startswith("part.")]
+    drawn, still = [], []
     for name in (*CURVES, *parts):
         series = [runs.together(side.runs, name, side.color, side.label) for side in sides]
+        title = TITLES.get(name) or f"Part of the reward: {visible(name.removeprefix('part.'))}"
+        values = {value for one in series for value in (*one.values, *(one.low or ()), *(one.high or ()))}
+        if len(values) == 1 and max(len(one.values) for one in series) > 1:
+            still.append(f"{title} {values.pop():.4g}")
+            continue
         kind = BY_NAME[name].kind if name in BY_NAME else "plain"
         svg = charts.curves(series, share=kind == "share" and name not in ("clipped", "failed", "cut"))
-        title = TITLES.get(name) or f"Part of the reward: {visible(name.removeprefix('part.'))}"
         meaning = BY_NAME[name].meaning if name in BY_NAME else "mean of this part of the reward"
         if svg:
-            yield {"name": name, "title": title, "meaning": meaning, "svg": svg}
+            drawn.append({"name": name, "title": title, "meaning": meaning, "svg": svg})
+    return drawn, still
 
 
 def _timing(sides: Sequence[_Side]) -> Iterable[dict[str, Any]]:
