@@ -34,10 +34,11 @@ from nanoskyrl.stages.core.trajectory import schema_of
 
 PART, PARTS_A_STEP, MADE = 16_384, 16, 2
 FAILED = '"ok": false, "error": "bad_arguments"'
+ONE = "one trajectory"
 QUERIES = {
     "mean reward by step": "select step, avg(reward), count(*) from trajectories group by step order by step",
     "failed calls by tool": "select tool, error, count(*) from tool_calls where not ok group by all",
-    "one trajectory": "select * from trajectories where trajectory_id = '{id}'",
+    ONE: "select * from trajectories where trajectory_id = '{id}'",
     "sum of all log-probs": "select sum(list_sum(rollout_logprobs)) from trajectories",
 }
 PLAIN = {
@@ -48,12 +49,12 @@ PLAIN = {
         "(select unnest(turns) as t from read_parquet('{files}')) where t.tool_calls <> '[]') where not c.ok "
         "group by all"
     ),
-    "one trajectory": "select * from read_parquet('{files}') where trajectory_id = '{id}'",
+    ONE: "select * from read_parquet('{files}') where trajectory_id = '{id}'",
     "sum of all log-probs": "select sum(list_sum(rollout_logprobs)) from read_parquet('{files}')",
 }
 SHOWN: dict[str, tuple[tuple[str, ...], str]] = {
-    "of the run": ((), "select filename, avg(reward) from read_parquet('{files}', filename = true) group by 1"),
-    "of one trajectory": (("{id}",), PLAIN["one trajectory"]),
+    "a run": ((), "select filename, avg(reward) from read_parquet('{files}', filename = true) group by 1"),
+    ONE: ((), PLAIN[ONE]),
     "--where --sort": (
         ("--where", "reward < 0.01 and tool_calls > 0", "--sort", "-tokens"),
         "select * from read_parquet('{files}') where reward < 0.01 and list_bool_or(list_transform(turns, "
@@ -145,6 +146,8 @@ def measured(*command: str) -> Measured:
     )
     start = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True, check=True)
+    if "error: " in done.stdout:
+        raise SystemExit(done.stdout)
     return time.perf_counter() - start, int(done.stderr.split()[-1]) / 1024, done.stdout
 
 
@@ -179,11 +182,12 @@ def main() -> int:
         for question in ("signal", "never-solved", "failed-calls", "length", "environments"):
             line(f"sql: question {question}", measured(*skyrl, "sql", str(ours.root), "--question", question))
         for what, (arguments, plain) in SHOWN.items():
-            mine = measured(*skyrl, "show", str(ours.root), *(text.format(id=name) for text in arguments))
+            place = [name, "--run", str(ours.root)] if what == ONE else [str(ours.root)]
+            mine = measured(*skyrl, "show", *place, *arguments)
             line(f"show {what}", mine, plainly(plain.format(files=files, id=name)))
         step = ours.root / "step-000000"
         mine = measured(*skyrl, "show", str(step))
-        line("show of a step", mine, plainly(STEP_BY_ENV.format(files=f"{step}/score/*.parquet")))
+        line("show a step", mine, plainly(STEP_BY_ENV.format(files=f"{step}/score/*.parquet")))
         line("report", measured(*skyrl, "report", str(ours.root)), plainly(STEP_BY_ENV.format(files=files)))
         pairs = "a join read_parquet('{}') b using (trajectory_id, step_index)".format(files.replace("ours", "theirs"))
         plain = (
