@@ -103,6 +103,9 @@ def failed_calls(sources: Sequence[RowSource], *, where: str | None) -> list[dic
 
 def failed_call_tables(calls: Sequence[dict[str, Any]], limit: int) -> Iterator[RenderableType]:
     """Yield failed calls counted by tool and error, then the first of them."""
+    if not calls:
+        yield Text("no call failed")
+        return
     kinds = Table(box=None, pad_edge=False)
     for name in ("count", "tool", "error", "pattern", "for instance"):
         kinds.add_column(name, justify="right" if name == "count" else "left", no_wrap=name != "for instance")

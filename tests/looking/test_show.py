@@ -87,6 +87,7 @@ def test_failed_calls_are_those_that_the_rows_record(small, shown):
     assert sorted(call["error"] for call in found) == sorted(call["error"] for call in recorded)
     chosen = json.loads(shown(small.root, "--failed-calls", "--where", "step > 0", "--json"))
     assert chosen == [call for call in found if call["step"] > 0] != []
+    assert shown(small.root, "--failed-calls", "--where", "reward > 5") == "no call failed\n"
 
 
 def test_a_trajectory_is_found_by_the_start_of_its_id_by_its_row_and_by_its_task(small, shown):

@@ -28,6 +28,8 @@ CURVES = (
     "success", "reward", "signal", "tokens", "turns", "cut", "failed", "entropy", "kl", "clipped", "gap", "grad",
     "loss",
 )  # fmt: skip
+DRAWN = ("success", "reward", "signal")
+"""Curves that are drawn even where they never change: what a run is about."""
 TITLES = {
     "success": "Success", "reward": "Reward", "signal": "Groups with signal", "tokens": "Sampled tokens",
     "turns": "Turns", "cut": "Cut off by a limit", "failed": "Failed tool calls", "entropy": "Entropy",
@@ -145,7 +147,7 @@ def _tiles(one: ReportedRun) -> list[tuple[str, str, str]]:
 
 
 def _curves(sides: Sequence[_Side]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the curves, and in words the numbers that never change: those would be lines along an axis."""
+    """Return the curves, and in words the numbers that never change: most would be lines along an axis."""
     names = dict.fromkeys(name for side in sides for one in side.runs for name in one.numbers)
     parts = [name for name in names if name.startswith("part.")]
     drawn, still = [], []
@@ -153,7 +155,7 @@ def _curves(sides: Sequence[_Side]) -> tuple[list[dict[str, Any]], list[str]]:
         series = [runs.together(side.runs, name, side.color, side.label) for side in sides]
         title = TITLES.get(name) or f"Part of the reward: {visible(name.removeprefix('part.'))}"
         values = {value for one in series for value in (*one.values, *(one.low or ()), *(one.high or ()))}
-        if len(values) == 1 and max(len(one.values) for one in series) > 1:
+        if len(values) == 1 and name not in DRAWN and max(len(one.values) for one in series) > 1:
             still.append(f"{title} {values.pop():.4g}")
             continue
         kind = BY_NAME[name].kind if name in BY_NAME else "plain"
