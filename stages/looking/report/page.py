@@ -30,6 +30,8 @@ CURVES = (
 )  # fmt: skip
 DRAWN = ("success", "reward", "signal")
 """Curves that are drawn even where they never change: what a run is about."""
+STILL = 5
+"""Steps from which on a number that never changed is taken for one that does not."""
 TITLES = {
     "success": "Success", "reward": "Reward", "signal": "Groups with signal", "tokens": "Sampled tokens",
     "turns": "Turns", "cut": "Cut off by a limit", "failed": "Failed tool calls", "entropy": "Entropy",
@@ -155,7 +157,7 @@ def _curves(sides: Sequence[_Side]) -> tuple[list[dict[str, Any]], list[str]]:
         series = [runs.together(side.runs, name, side.color, side.label) for side in sides]
         title = TITLES.get(name) or f"Part of the reward: {visible(name.removeprefix('part.'))}"
         values = {value for one in series for value in (*one.values, *(one.low or ()), *(one.high or ()))}
-        if len(values) == 1 and name not in DRAWN and max(len(one.values) for one in series) > 1:
+        if len(values) == 1 and name not in DRAWN and max(len(one.values) for one in series) >= STILL:
             still.append(f"{title} {values.pop():.4g}")
             continue
         kind = BY_NAME[name].kind if name in BY_NAME else "plain"
