@@ -2,7 +2,8 @@
 
     python benchmarks/rerun.py --out DIR [--steps 30]
 
-Each is a process of its own, whose idle threads sleep, as in `make quickstart`. Ends with 1 unless every step was made again and is equal, byte for byte.
+Each is a process of its own, whose idle threads sleep, as in `make quickstart`.
+Ends with 1 unless every step was made again and is equal, byte for byte.
 """
 
 import argparse

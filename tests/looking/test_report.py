@@ -37,8 +37,8 @@ class Page(HTMLParser):
         self.links += [found[name] for name in ("src", "href", "action", "data", "xlink:href") if found.get(name)]
         self.links += [value for name, value in attrs if name.startswith("on")]
         self._in = "data" if found.get("id") == "data" else tag
-        if found.get("data-curve"):
-            self._curve = found["data-curve"]
+        if tag == "figure":
+            self._curve = found.get("data-curve")
         if found.get("aria-roledescription") == "point":
             self.points.setdefault(self._curve, []).append(found["aria-label"])
 
