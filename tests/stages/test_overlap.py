@@ -195,7 +195,7 @@ def test_a_loop_that_is_terminated_stops_its_trainer_and_ends_with_the_same_byte
     command = ["loop", "--run", tmp_path / "run", "--steps", 3, "--lag", 1, "--gpus-generate", "cpu",
                "--gpus-train", "cpu", *as_flags({"rollout": SMALL["rollout"]})]  # fmt: skip
     program = [sys.executable, "-m", "nanoskyrl_cli.main", *map(str, command)]
-    for step, stage in (("step-000000", "score"), ("step-000000", "train"), ("step-000002", "rollout")):
+    for step, stage in (("step-000000", "train"), ("step-000002", "rollout")):
         with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
             while process.poll() is None and not (tmp_path / "run" / step / stage).exists():
                 time.sleep(0.01)
