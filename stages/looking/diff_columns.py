@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from nanoskyrl.stages.core.manifest import differences
 from nanoskyrl.stages.core.rows import row_arrays
-from nanoskyrl.stages.looking.visible import one_line
+from nanoskyrl.stages.core.safe_text import one_line
 
 CONTEXT = 5
 """Tokens that are shown before the first that differs, and elements of a list from there on."""

@@ -6,8 +6,8 @@ from typing import Any
 from nanoskyrl.stages import rollout as rollout_stage, score as score_stage
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import PASSES_ON, Manifest
+from nanoskyrl.stages.core.safe_text import printable
 from nanoskyrl.stages.looking.curve import success_keys
-from nanoskyrl.stages.looking.visible import visible
 
 
 def headline(manifest: Manifest, output: Path) -> str:
@@ -21,7 +21,7 @@ def headline(manifest: Manifest, output: Path) -> str:
     # A manifest that somebody made by hand, or an evaluation whose summary is gone.
     except (InputError, KeyError, TypeError, AttributeError, ValueError, OSError):
         text = f"{manifest.rows_out} rows of `{manifest.stage}`"
-    return visible(f"{text}: {output}")
+    return printable(f"{text}: {output}")
 
 
 def _rollout_line(manifest: Manifest, output: Path) -> str:

@@ -17,12 +17,12 @@ from nanoskyrl.algos.shaping import has_spread
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.metrics import grouped, mean
 from nanoskyrl.stages.core.rows import from_table
+from nanoskyrl.stages.core.safe_text import one_line, printable
 from nanoskyrl.stages.looking.error_patterns import failures
 from nanoskyrl.stages.looking.find_rows import SOURCE, RowSource, Selection, select, whole_rows
 from nanoskyrl.stages.looking.preview import advantage_of
 from nanoskyrl.stages.looking.tokens import ColorBy, token_facts, tokenizer_for
 from nanoskyrl.stages.looking.trajectory_view import counted, number, token_table, trajectory_blocks
-from nanoskyrl.stages.looking.visible import one_line, visible
 
 By = Literal["group", "task", "env", "step"]
 BY = get_args(By)
@@ -218,7 +218,7 @@ def diagnostics_table(table: pa.Table) -> Table:
     for name in table.column_names:
         grid.add_column(name, justify="left" if name == "trajectory_id" else "right")
     for row in table.to_pylist():
-        grid.add_row(*(f"{v:.4g}" if isinstance(v, float) else visible(str(v))[:12] for v in row.values()))
+        grid.add_row(*(f"{v:.4g}" if isinstance(v, float) else printable(str(v))[:12] for v in row.values()))
     return grid
 
 
