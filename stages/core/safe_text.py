@@ -88,6 +88,11 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+def shortened(text: str, most: int = 60) -> str:
+    """Return a text, cut with `...` behind it where it is longer."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def _escape(found: re.Match[str]) -> str:
     number = ord(found[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"

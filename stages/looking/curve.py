@@ -27,8 +27,8 @@ def report_line(step: int, numbers: dict[str, Any]) -> str:
     bar = "█" * round(BAR * (success or 0.0))
     shown = {"reward": "reward/avg_raw_reward", "entropy": "policy/policy_entropy", "grad": "train/grad_norm"}
     of_envs = "".join(f"  {name} {_percent(numbers[key]).strip()}" for name, key in success_keys(numbers).items())
-    rest = "  ".join(f"{name} {_short(numbers.get(key))}" for name, key in shown.items())
-    seconds = _short(numbers.get("loop/timing/total"))
+    rest = "  ".join(f"{name} {number(numbers.get(key), '.3g')}" for name, key in shown.items())
+    seconds = number(numbers.get("loop/timing/total"), ".3g")
     unjudged = numbers.get("score/unjudged")
     why = f"  unjudged: {unjudged}" if unjudged else ""
     return f"step {step:4d}  success {_percent(success)} {bar:<{BAR}}{of_envs}  {rest}  {seconds} s{why}"
@@ -39,12 +39,13 @@ def success_keys(numbers: Iterable[str]) -> dict[str, str]:
     return {found[1]: key for key in numbers if (found := _ENVIRONMENT.fullmatch(key))}
 
 
+def number(value: Any, form: str = ".3f") -> str:
+    """Return a number in a form, three digits behind the point unless named; `?` of none."""
+    return "?" if value is None else f"{value:{form}}"
+
+
 def _percent(value: float | None) -> str:
     return "   ?  " if value is None else f"{100 * value:5.1f}%"
-
-
-def _short(value: float | None) -> str:
-    return "?" if value is None else f"{value:.3g}"
 
 
 def curve(run: Run) -> str:

@@ -12,6 +12,7 @@ from nanoskyrl.envs.graders.kinds import NO_ANSWER
 from nanoskyrl.envs.tool_formats.own import calls_in_words
 from nanoskyrl.stages.core.safe_text import printable
 from nanoskyrl.stages.core.trajectory import ToolCall, Trajectory
+from nanoskyrl.stages.looking.curve import number
 from nanoskyrl.stages.looking.tokens import ColorBy, TokenFacts, shade
 
 ROLES = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
@@ -33,9 +34,9 @@ def trajectory_blocks(
         role = printable(str(message.get("role")))
         text = calls_in_words(str(message.get("content") or ""), message.get("tool_calls") or ())
         yield Panel(Text(printable(text)), title=Text(role), title_align="left", border_style=ROLES.get(role, "white"))
-    for number, turn in enumerate(t.turns):
+    for index, turn in enumerate(t.turns):
         for call in turn.tool_calls:
-            yield _call(number, call)
+            yield _call(index, call)
     if t.error:
         yield Text(f"error: {printable(t.error)}", style="red")
     if color is not None:
@@ -50,7 +51,7 @@ def _facts(t: Trajectory, advantage: str | None) -> Table:
         "policy": f"version {t.policy_version}, digest {(t.policy_digest or 'none')[:12]}",
         "sampled at": f"temperature {t.temperature:g}, top_p {t.top_p:g}, top_k {t.top_k}, seed {t.seed}",
         "ended": f"{t.status} ({t.stop_reason})",
-        "tokens": f"{counted(t.prompt_tokens)} prompt, {counted(t.completion_tokens)} sampled",
+        "tokens": f"{number(t.prompt_tokens, 'd')} prompt, {number(t.completion_tokens, 'd')} sampled",
         "reward": reward_of(t),
         "success": str(t.success) if t.score_status else "not scored yet",
         **({} if advantage is None else {"advantage": advantage}),
@@ -78,16 +79,6 @@ def _call(turn: int, call: ToolCall) -> Text:
     written = f"{call.tool}({args})" if call.tool else nothing
     outcome = Text("ok", style="green") if call.ok else Text(printable(f"failed: {call.error}"), style="red")
     return Text.assemble(printable(f"turn {turn}: {written} -> {call.result!r}, "), outcome)
-
-
-def number(value: float | None) -> str:
-    """Return a number with three digits; `?` of none."""
-    return "?" if value is None else f"{value:.3f}"
-
-
-def counted(value: int | None) -> str:
-    """Return a count; `?` of none."""
-    return "?" if value is None else str(value)
 
 
 def _colored(tokens: Sequence[TokenFacts], color: ColorBy) -> Iterator[RenderableType]:
