@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from nanoskyrl.stages.core.manifest import is_finished
 from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics
-from nanoskyrl.stages.core.runs import EVALUATIONS, Run
+from nanoskyrl.stages.core.runs import Run
 
 WIDTH, HEIGHT = 72, 16
 BAR = 20
@@ -91,6 +91,12 @@ def _points(lines: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:
     return sorted((step, value) for step, value in by_step.items() if value is not None)
 
 
+def evaluated_of(place: Path) -> str:
+    """Return what an evaluation is of: a policy of the run by its number, or the name that its folder has."""
+    who = place.parent.name
+    return f"policy {int(who)}" if re.fullmatch(r"0\d{7}", who) else who
+
+
 def evaluations(run: Run) -> str:
     """Return a line for each finished evaluation in the run, by what was evaluated."""
     from nanoskyrl.stages.looking.eval_report import (
@@ -98,11 +104,9 @@ def evaluations(run: Run) -> str:
     )
 
     rows = []
-    for place in sorted(filter(is_finished, (run.root / EVALUATIONS).glob("*/*"))):
+    for place in run.evaluations():
         numbers = summary_of(place)
-        who = place.parent.name
-        who = f"policy {int(who)}" if re.fullmatch(r"0\d{7}", who) else who
         success, samples = _percent(numbers.get("success")).strip(), numbers.get("samples")
         tasks = "held-out" if numbers.get("held_out", True) else "training tasks of"
-        rows.append(f"{tasks} {place.name}, {who}: success {success} on {samples} samples")
+        rows.append(f"{tasks} {place.name}, {evaluated_of(place)}: success {success} on {samples} samples")
     return "\n".join(rows)

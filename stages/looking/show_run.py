@@ -1,6 +1,5 @@
 """A run for a terminal: its steps with what explains a stall, one step, its policies, its evaluations."""
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.pipeline import STAGES
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run
 from nanoskyrl.stages.core.safe_text import printable
-from nanoskyrl.stages.looking.curve import curve
+from nanoskyrl.stages.looking.curve import curve, evaluated_of, number
 from nanoskyrl.stages.looking.environment_report import EnvironmentReport, environment_reports
 from nanoskyrl.stages.looking.find_rows import of_step
 from nanoskyrl.stages.looking.headlines import headline
@@ -143,10 +142,8 @@ def policies_as_plain(run: Run) -> list[dict[str, Any]]:
         place = run.policy(version)
         info, digest = read_info(place), policy_digest(place)
         versions[digest] = version
-        evaluated = {}
-        for output in sorted((run.root / EVALUATIONS / f"{version:08d}").glob("*")):
-            if readable(output):
-                evaluated[output.name] = summary_of(output).get("success")
+        outputs = filter(readable, run.evaluations(place.name))
+        evaluated = {output.name: summary_of(output).get("success") for output in outputs}
         made = f"step {version - 1}" if version and is_finished(run.stage(version - 1, "sync")) else info.source
         found.append(
             {
@@ -168,14 +165,10 @@ def policies_table(found: Sequence[dict[str, Any]]) -> Table:
     for policy in found:
         parent = policy["parent"]
         whose = "" if parent is None else f"policy {parent}" if isinstance(parent, int) else parent[:12]
-        shown = ", ".join(f"{name} {_share(value)}" for name, value in policy["evaluations"].items())
+        shown = ", ".join(f"{name} {number(value)}" for name, value in policy["evaluations"].items())
         made = str(policy["made_by"] or "unknown")
         grid.add_row(str(policy["version"]), policy["digest"][:12], *(Text(printable(t)) for t in (whose, made, shown)))
     return grid
-
-
-def _share(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float | int) else "?"
 
 
 def policy_as_plain(place: Path) -> dict[str, Any]:
@@ -208,15 +201,11 @@ def policy_table(found: dict[str, Any]) -> Table:
     return grid
 
 
-def _who(folder: str) -> str:
-    return f"policy {int(folder)}" if re.fullmatch(r"0\d{7}", folder) else folder
-
-
 def evaluations_in(place: Path) -> dict[str, dict[str, Any]]:
     """Return the summaries of the finished evaluations under a folder of `evals`, by policy and what was evaluated."""
     from nanoskyrl.stages.looking.eval_report import summary_of
 
     depth = "*/*" if place.name == EVALUATIONS else "*"
     outputs = [output for output in sorted(place.glob(depth)) if readable(output)]
-    names = (f"{_who(output.parent.name)} {output.name}" for output in outputs)
+    names = (f"{evaluated_of(output)} {output.name}" for output in outputs)
     return {name: summary_of(output) for name, output in zip(names, outputs, strict=True)}
