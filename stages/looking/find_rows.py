@@ -247,8 +247,3 @@ def _named(sources: Sequence[RowSource], column: str, name: str) -> pa.Table:
             is_it = pc.starts_with(values, name) if column == "trajectory_id" else pc.equal(values, name)
             found.append(table.filter(is_it))
     return pa.concat_tables(found, promote_options="default")
-
-
-def steps_in(sources: Sequence[RowSource]) -> Iterator[int]:
-    """Yield the steps that the sources are of, once each."""
-    yield from dict.fromkeys(source.step for source in sources if source.step is not None)
