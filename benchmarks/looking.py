@@ -2,6 +2,7 @@
 
     python benchmarks/looking.py                  # a million: 5 GB of disk in the temporary folder
     python benchmarks/looking.py --rows 100000    # a look
+    python benchmarks/looking.py --out DIR        # keeps the runs, and goes on where it was stopped
 
 The rows are those of `shards.py`, with responses of 32 to 224 tokens, and one call in ten fails: a few parts are made
 whole, and the rest are copies of them with ids, groups and rewards of their own, 16,384 rows each in 16 parts a step.
@@ -111,10 +112,14 @@ def write_runs(ours: Run, theirs: Run, rows: int, rng: np.random.Generator) -> s
         here = range(step * PARTS_A_STEP, min(parts, (step + 1) * PARTS_A_STEP))
         for run in (ours, theirs):
             head = Head(stage="score", settings={"score": {"rewards": {"env": 1.0}}, "step": step})
-            line = {"reward/success": 0.7, "reward/mean": 0.5, "timing/total": 60.0}
-            MetricsLog(run.metrics, step).write("score", line)
             with open_output(run.stage(step, "score"), head) as out:
+                if out.manifest is not None:
+                    continue
+                numbers = {"reward/success": 0.7, "reward/mean": 0.5, "timing/total": 60.0}
+                MetricsLog(run.metrics, step).write("score", numbers)
                 for index, number in enumerate(here):
+                    if out.has_part(index):
+                        continue
                     table = made[number % MADE]
                     ids = [digest_bytes(f"{number} {row}".encode())[:32] for row in range(PART)]
                     rewards = np.random.default_rng(number).random(PART).round(3)
@@ -165,10 +170,12 @@ def line(what: str, mine: Measured, plain: Measured | None = None) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=1_000_000, help="about (%(default)s)")
+    parser.add_argument("--out", type=Path, help="a folder that keeps the runs: what it has is not made again")
     options = parser.parse_args()
     skyrl = [sys.executable, "-c", "from nanoskyrl_cli.main import main; main()"]
-    with tempfile.TemporaryDirectory() as folder:
-        ours, theirs = Run(Path(folder) / "ours"), Run(Path(folder) / "theirs")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.out or Path(temporary)
+        ours, theirs = Run(folder / "ours"), Run(folder / "theirs")
         name = write_runs(ours, theirs, options.rows, np.random.default_rng(0))
         files = f"{ours.root}/step-*/score/*.parquet"
         size = sum(path.stat().st_size for path in ours.root.rglob("*.parquet")) / 1e6
