@@ -2,7 +2,7 @@
 
     python benchmarks/looking.py                  # a million: 5 GB of disk in the temporary folder
     python benchmarks/looking.py --rows 100000    # a look
-    python benchmarks/looking.py --out DIR        # keeps the runs, and goes on where it was stopped
+    python benchmarks/looking.py --out DIR        # keeps the runs, and resumes where it was stopped
 
 The rows are those of `shards.py`, with responses of 32 to 224 tokens, and one call in ten fails: a few parts are made
 whole, and the rest are copies of them with ids, groups and rewards of their own, 16,384 rows each in 16 parts a step.
