@@ -18,7 +18,7 @@ PATTERNS = {
     "argument error": "a tool was called with arguments that it does not take",
     "not found": "a tool, a page, a file or a thing that is not there was asked for",
     "tool error": "a tool ran and failed in another way",
-    "format": "a call that cannot be read, or a last turn that holds no answer",
+    "format error": "a call that cannot be read, or a last turn that holds no answer",
     "false completion": "the attempt ended by itself with an answer, and it was wrong",
     "context overflow": "a limit of tokens cut the attempt off",
     "out of turns": "the attempt used all its turns without an end",
@@ -40,7 +40,7 @@ def pattern_of(call: Mapping[str, Any]) -> str | None:
     if error in ARGUMENTS:
         return "argument error"
     if error in FORMAT:
-        return "format"
+        return "format error"
     if error == "unknown_tool" or NOT_FOUND.search(str(call.get("result"))):
         return "not found"
     return "tool error"

@@ -233,7 +233,7 @@ def located_rows(place: Path, name: str) -> tuple[list[RowSource], pa.Table]:
     if not of_task.num_rows:
         raise InputError(
             f"no trajectory of `{place}` has an id that begins with `{name}`, nor a task of this name",
-            hint="`skyrl show RUN --where ...` lists ids and tasks",
+            hint="`skyrl show RUN --where ...` lists ids and tasks; others are RUN/policies and RUN/evals",
         )
     return sources, of_task
 

@@ -104,7 +104,10 @@ def show(place: Path, view: View | None = None, file: IO[str] | None = None) -> 
     """
     view, screen = view or View(), _Screen(file)
     if not place.exists():
-        raise InputError(f"there is nothing at `{place}`", hint="Name a run, the directory of a stage, or a part")
+        raise InputError(
+            f"there is nothing at `{place}`",
+            hint="Name a run, the directory of a stage, or a part; with `--run RUN`, a task or a trajectory",
+        )
     if place.suffix == ".parquet":
         _check_part(place)
     if view.asks_for_one:

@@ -99,7 +99,8 @@ def read_condition(text: str, known: Collection[str], prefixes: Collection[str] 
     for name in sorted(names - found - set(known)):
         raise SettingsError(
             f"`--where` knows no `{name}`",
-            hint=did_you_mean(name, known) or f"It knows {', '.join(sorted(known))}; texts need quotes",
+            hint=did_you_mean(name, known)
+            or f"It knows {', '.join(sorted(known))}; texts need quotes; ratios and KL are in a step's folder `train`",
         )
     return Condition(text, tree, frozenset(names))
 
