@@ -97,7 +97,7 @@ class Result:
     """Clipped, or let through by the gate."""
     optimizer_steps: int = 0
     signs: list[int] = field(default_factory=list)
-    """Steps at which the loop told of a collapse."""
+    """Steps at which the loop reported a collapse."""
 
 
 def settings_of(job: Job) -> dict[str, dict[str, Any]]:
@@ -117,7 +117,7 @@ def settings_of(job: Job) -> dict[str, dict[str, Any]]:
 
 
 def run(out: Path, job: Job) -> Result:
-    """Train, or go on with what an earlier call left, and return the numbers of the run."""
+    """Train, or resume what an earlier call left, and return the numbers of the run."""
     from nanoskyrl.stages.running.interface import open_run
 
     began, place = time.perf_counter(), out / job.name

@@ -13,7 +13,7 @@ def table(found: Sequence[Line], steps: int) -> str:
     """Return the runs as Markdown: one line for each task, algorithm, lag and variant."""
     lines = [
         f"| Task | Algorithm | Lag | Variant | Before | After {steps} steps, by seed | Mean | Of lag 0 | Worst rise | "
-        "Largest ratio | Least ESS | Told of a collapse |",
+        "Largest ratio | Least ESS | Collapse reported at |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for task, algo, lag, variant in dict.fromkeys((r["task"], r["algo"], r["lag"], r["variant"]) for r in found):

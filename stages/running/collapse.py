@@ -57,7 +57,7 @@ class CollapseWatch:
         self._steps.setdefault(step, {}).update({name: numbers[name] for name in NUMBERS if name in numbers})
 
     def after(self, step: int, numbers: Mapping[str, Any]) -> Collapse | None:
-        """Return what a step shows of a collapse; None: nothing, too little is known, or it was told just now."""
+        """Return what a step shows of a collapse; None: nothing, too little is known, or it was reported just now."""
         self._take(step, numbers)
         found = collapse_of([self._steps[at] for at in sorted(self._steps) if at <= step])
         if found is None or (self._told is not None and step < self._told + STEPS):

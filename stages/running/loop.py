@@ -73,7 +73,7 @@ class LoopConfig(Checked):
     trackers: tuple[str, ...] = ()
     """tensorboard, wandb: given the numbers of each step, besides metrics.jsonl."""
     stop_on_collapse: bool = False
-    """End the loop where success falls for several steps; else it tells of it, with the setting to try, and goes on."""
+    """End the loop where success falls for several steps; else it is reported, with the setting to try, and the loop continues."""
 
     def check(self) -> None:
         """Refuse GPUs and trackers that do not exist."""

@@ -1,4 +1,4 @@
-"""Rows of an older policy: what a lag changes, when a batch's steps end, and how a collapse is told."""
+"""Rows of an older policy: what a lag changes, when a batch's steps end, and how a collapse is reported."""
 
 import json
 import warnings
@@ -105,7 +105,7 @@ def test_a_lag_changes_no_setting_of_a_surrogate():
             assert changed.get("advantage", {}).keys() <= {"old_logprobs"}
 
 
-def test_a_lag_s_defaults_are_told_in_one_line_and_recorded_and_the_run_keeps_only_what_was_set(lagged):
+def test_a_lag_s_defaults_are_printed_in_one_line_and_recorded_and_the_run_keeps_only_what_was_set(lagged):
     run, told = lagged
     changed = of_lag({"run": {"lag": 1}})
     assert [text for text in told if described(changed) in text]
@@ -144,7 +144,7 @@ def test_success_that_rises_or_swings_is_no_collapse():
     assert collapse_of(steps_of([0.7] * 8 + [None] * 8)) is None
 
 
-def test_success_that_falls_for_several_steps_is_told_with_where_it_comes_from():
+def test_success_that_falls_for_several_steps_is_reported_with_where_it_comes_from():
     falls = [*LEARNS, 0.7, 0.6, 0.5, 0.4, 0.3]
     found = collapse_of(
         steps_of(falls, ratio=[3.0] * 12 + [4e3] * 5, sample=[0.99] * 12 + [0.2] * 5, entropy=[0.1] * 12 + [0.9] * 5)
@@ -159,7 +159,7 @@ def test_success_that_falls_for_several_steps_is_told_with_where_it_comes_from()
     assert alone.signs == ()
 
 
-def test_a_collapse_is_told_once_in_several_steps():
+def test_a_collapse_is_reported_once_in_several_steps():
     watch = CollapseWatch([])
     falls = [*LEARNS, *(0.75 - 0.05 * i for i in range(12))]
     told = [step for step, numbers in enumerate(steps_of(falls)) if watch.after(step, numbers)]
