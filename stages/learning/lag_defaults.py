@@ -1,7 +1,7 @@
 """What a lag changes of the defaults; docs/offpolicy.md has the measurements that these were chosen by.
 
-The algorithm stays the published surrogate. A lag ends a batch's optimizer steps at a KL bound, and pulls the policy back
-to the one that sampled. What somebody set holds, and at lag 0 nothing is changed.
+The algorithm stays the published surrogate. A lag ends a batch's optimizer steps at a KL bound, and pulls the policy
+back to the one that sampled. What somebody set holds, and at lag 0 nothing is changed.
 """
 
 from nanoskyrl.stages.core.config import Settings, stage_config

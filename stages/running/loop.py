@@ -73,7 +73,7 @@ class LoopConfig(Checked):
     trackers: tuple[str, ...] = ()
     """tensorboard, wandb: given the numbers of each step, besides metrics.jsonl."""
     stop_on_collapse: bool = False
-    """End the loop where success falls for several steps; else it is reported, with the setting to try, and the loop continues."""
+    """End the loop where success falls for several steps; else that is reported, with the setting to try."""
 
     def check(self) -> None:
         """Refuse GPUs and trackers that do not exist."""
