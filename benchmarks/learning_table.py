@@ -30,7 +30,7 @@ def table(found: Sequence[Line], steps: int) -> str:
         lines.append(
             f"| {task} | {algo}{failed} | {lag} | {variant} | {mean(r['before'] for r in good):.3f} | "
             f"{', '.join(format(r['after'], '.3f') for r in good)} | {after:.3f} | "
-            f"{format(after / mean(at_0), '.2f') if at_0 else '-'} | "
+            f"{format(after / mean(at_0), '.2f') if lag and at_0 else '-'} | "
             f"{min(r['after'] - r['before'] for r in good):+.3f} | "
             f"{', '.join(format(max(r['ratio_max']), '.3g') for r in good)} | "
             f"{format(min(ess), '.2f') if ess else '-'} | {told} |"
