@@ -19,7 +19,7 @@ def show_settings(
     changed: Annotated[bool, typer.Option("--changed", help="Only those that are no defaults.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say which settings hold in a run, and where each comes from: default, the lag, run.toml, preset, file or flag.
+    """Say which settings hold in a run, and where each comes from: default, lag, run.toml, preset, file or flag.
 
     Example: skyrl settings runs/default --changed
     """
