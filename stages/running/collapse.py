@@ -13,16 +13,15 @@ from nanoskyrl.stages.core.config import Settings, stage_config
 from nanoskyrl.stages.core.metrics import latest, number_in
 
 STEPS = 5
-"""Steps over which success is averaged, and over which the other signs must last."""
+"""Steps over which success is averaged, and the other numbers compared."""
 FALL = 0.1
-"""How far such a mean must lie below the best before it. Seeds of runs that learn stay within half of it."""
-LARGE_RATIO = 100.0
-SMALL_SAMPLE = 0.5
-"""Share of the sampled tokens that the weights of the policy's drift leave of them."""
+"""How far such a mean must lie below the best before it. On sums with 128 rows a step every run that ended below its start
+was reported, at steps 13 to 25 of 30, and none that rose steadily (docs/offpolicy.md)."""
+RATIO_GROWTH, SAMPLE_LOSS, ENTROPY_CHANGE = 4.0, 0.1, 2.0
+"""By how much the largest ratio must have grown since the best steps, the effective sample shrunk, entropy either."""
 SUCCESS, RATIO, SAMPLE = "reward/success", "train/ratio/max", "policy/effective_sample_share"
-NUMBERS = (SUCCESS, RATIO, SAMPLE, "policy/policy_entropy")
-ENTROPY = 3.0
-"""By how much entropy must have grown or shrunk since the best steps."""
+ENTROPY = "policy/policy_entropy"
+NUMBERS = (SUCCESS, RATIO, SAMPLE, ENTROPY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +83,19 @@ def collapse_of(steps: Sequence[Mapping[str, Any]]) -> Collapse | None:
 
 def _signs(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     """Yield what the other numbers say of the last steps, beside the best ones."""
-    ratios, shares = _numbers(now, RATIO), _numbers(now, SAMPLE)
-    before, after = (_numbers(of, NUMBERS[-1]) for of in (then, now))
-    if ratios and min(ratios) > LARGE_RATIO:
-        yield f"ratios to the old policy are above {min(ratios):.0f}"
-    if shares and max(shares) < SMALL_SAMPLE:
-        yield f"the effective sample is below {max(shares):.0%}"
-    if before and after and mean(after) > ENTROPY * mean(before):
-        yield f"entropy rose from {mean(before):.2g} to {mean(after):.2g}"
-    if before and after and mean(after) * ENTROPY < mean(before):
-        yield f"entropy fell from {mean(before):.2g} to {mean(after):.2g}"
+    for name, worst in ((RATIO, max), (SAMPLE, min), (ENTROPY, mean)):
+        before, after = _numbers(then, name), _numbers(now, name)
+        if not (before and after):
+            continue
+        was, is_now = worst(before), worst(after)
+        if name == RATIO and is_now > RATIO_GROWTH * was:
+            yield f"the largest ratio rose from {was:.3g} to {is_now:.3g}"
+        if name == SAMPLE and is_now < was - SAMPLE_LOSS:
+            yield f"the effective sample fell from {was:.0%} to {is_now:.0%}"
+        if name == ENTROPY and is_now > ENTROPY_CHANGE * was:
+            yield f"entropy rose from {was:.2g} to {is_now:.2g}"
+        if name == ENTROPY and ENTROPY_CHANGE * is_now < was:
+            yield f"entropy fell from {was:.2g} to {is_now:.2g}"
 
 
 def _numbers(lines: Sequence[Mapping[str, Any]], name: str) -> list[float]:
