@@ -15,8 +15,8 @@ from nanoskyrl.stages.core.metrics import latest, number_in
 STEPS = 5
 """Steps over which success is averaged, and the other numbers compared."""
 FALL = 0.1
-"""How far such a mean must lie below the best before it. On sums with 128 rows a step every run that ended below its start
-was reported, at steps 13 to 25 of 30, and none that rose steadily (docs/offpolicy.md)."""
+"""How far such a mean must lie below the best before it. On sums with 128 rows a step this is so in every run that
+ended below its start, first at steps 13 to 25 of 30, and in none that rose steadily (docs/offpolicy.md)."""
 RATIO_GROWTH, SAMPLE_LOSS, ENTROPY_CHANGE = 4.0, 0.1, 2.0
 """By how much the largest ratio must have grown since the best steps, the effective sample shrunk, entropy either."""
 SUCCESS, RATIO, SAMPLE = "reward/success", "train/ratio/max", "policy/effective_sample_share"
