@@ -40,7 +40,7 @@ from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import plugin_config, row_settings, stage_config
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import NUMBERS, Head, Manifest, first_difference, is_finished, read_manifest
-from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, finite, mean
+from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, finite, mean, variance
 from nanoskyrl.stages.core.output import open_output
 from nanoskyrl.stages.core.rows import counts_in, from_table, to_json
 from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
@@ -345,7 +345,7 @@ def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:
     for text, count in texts.items():
         for name, value in json.loads(text).items():
             parts.setdefault(name, []).extend([] if value is None else [value] * count)
-    spread = {group: _variance(values) for group, values in groups.items() if len(values) > 1}
+    spread = {group: variance(values) for group, values in groups.items() if len(values) > 1}
     return {
         "reward/avg_raw_reward": mean(rewards),
         "reward/success": mean(successes),
@@ -370,8 +370,3 @@ def numbers_of(output: Path, manifest: Manifest) -> dict[str, Value]:
     """Return the numbers of a finished output, from its manifest where it has them."""
     own = manifest.stage == "score"  # stages of somebody's own pass facts on, and leave rows out
     return (own and manifest.facts.get(NUMBERS)) or summary(read_parts(output, manifest, SUMMARY_COLUMNS))
-
-
-def _variance(values: list[float]) -> float:
-    middle = sum(values) / len(values)
-    return sum((value - middle) ** 2 for value in values) / len(values)
