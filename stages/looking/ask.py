@@ -115,6 +115,8 @@ def print_answer(answer: QueryResult, file: IO[str] | None = None) -> None:
     for row in answer.rows:
         grid.add_row(*(Text(_cell(value)) for value in row))
     console.print(grid)
+    if not answer.rows:
+        console.print("no rows")
     if answer.more:
         console.print(f"... and more; the first {len(answer.rows)} are shown, --limit shows others")
 

@@ -3,7 +3,7 @@
 # pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
 # pyright: reportAttributeAccessIssue=false
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,8 +116,8 @@ def select(
     Raises:
         SettingsError: the condition or the order names what is no fact, or cannot be worked out.
     """
-    known = {name for source in sources for name in known_facts(source.columns)}
-    condition = None if where is None else read_condition(where, known, (PARTS,))
+    known = _known(sources)
+    condition = _condition(where, known)
     key, descending = _order(sort, known)
     wanted: tuple[str, ...] = tuple(dict.fromkeys([*names, *filter(None, [key])]))
     kept: list[pa.Table] = []
@@ -136,6 +136,25 @@ def select(
             break
     table = _best(kept, key, descending, limit) if key else pa.concat_tables(kept, promote_options="default")
     return Selection(table, matched)
+
+
+def by_part(sources: Sequence[RowSource], names: Sequence[str], *, where: str | None = None) -> Iterator[pa.Table]:
+    """Yield the same of all rows that meet a condition, part by part: nothing of a part is kept.
+
+    Raises:
+        SettingsError: the condition names what is no fact of any part, or cannot be worked out.
+    """
+    condition = _condition(where, _known(sources))
+    for index, source in enumerate(sources):
+        yield _facts(source, index, tuple(names), condition)
+
+
+def _known(sources: Sequence[RowSource]) -> set[str]:
+    return {name for source in sources for name in known_facts(source.columns)}
+
+
+def _condition(where: str | None, known: set[str]) -> Condition | None:
+    return None if where is None else read_condition(where, known, (PARTS,))
 
 
 def _order(sort: str | None, known: set[str]) -> tuple[str | None, bool]:

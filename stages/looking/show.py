@@ -16,7 +16,7 @@ from nanoskyrl.stages.core.manifest import is_finished, read_manifest
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run, step_of
 from nanoskyrl.stages.core.shards import read_part
 from nanoskyrl.stages.core.table_checks import check
-from nanoskyrl.stages.looking import numbers, show_rows, show_run
+from nanoskyrl.stages.looking import grouped_rows, numbers, show_rows, show_run
 from nanoskyrl.stages.looking.console import SafeConsole
 from nanoskyrl.stages.looking.find_rows import located_rows, select, sources_of, whole_rows
 from nanoskyrl.stages.looking.headlines import headline
@@ -52,7 +52,7 @@ class View:
         if self.limit is not None and self.limit < 1:
             hint = "Leave it out for 10"
             raise SettingsError(f"`--limit` must be at least 1, not {self.limit}", hint=hint)
-        for flag, value, known in (("--by", self.by, show_rows.BY), ("--color", self.color, COLORS)):
+        for flag, value, known in (("--by", self.by, grouped_rows.BY), ("--color", self.color, COLORS)):
             if value is not None and value not in known:
                 raise SettingsError(f"`{flag}` is one of {', '.join(known)}, not `{value}`", hint="Choose one")
 
@@ -171,9 +171,9 @@ def _show_found(place: Path, view: View, screen: _Screen) -> None:
         if not view.as_json and len(calls) > limit:
             screen.show([Text(f"{len(calls) - limit} more; `--limit` shows them", style="dim")])
         return
-    by: show_rows.By | None = next((name for name in show_rows.BY if name == view.by), None)
+    by: grouped_rows.By | None = next((name for name in grouped_rows.BY if name == view.by), None)
     if by is not None:
-        lines, count = show_rows.grouped_rows(sources, by, where=view.where, sort=view.sort, limit=limit)
+        lines, count = grouped_rows.grouped_rows(sources, by, where=view.where, sort=view.sort, limit=limit)
         _either(screen, view, lambda: lines, lambda: [show_rows.group_table(lines)])
         if not view.as_json and count > limit:
             screen.show([Text(f"{count - limit} more; `--limit` shows them", style="dim")])

@@ -6,35 +6,29 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import pyarrow as pa
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nanoskyrl.algos.shaping import has_spread
 from nanoskyrl.stages.core.errors import SettingsError
-from nanoskyrl.stages.core.metrics import grouped, mean
 from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.safe_text import one_line, printable
 from nanoskyrl.stages.looking.curve import number
 from nanoskyrl.stages.looking.error_patterns import failures
-from nanoskyrl.stages.looking.find_rows import SOURCE, RowSource, Selection, select, whole_rows
+from nanoskyrl.stages.looking.find_rows import SOURCE, RowSource, Selection, by_part, select, whole_rows
 from nanoskyrl.stages.looking.preview import advantage_of
 from nanoskyrl.stages.looking.tokens import ColorBy, token_facts, tokenizer_for
 from nanoskyrl.stages.looking.trajectory_view import token_table, trajectory_blocks
 
-By = Literal["group", "task", "env", "step"]
-BY = get_args(By)
-COLUMN_OF: dict[str, str] = {"group": "group_id", "task": "task_id", "env": "env", "step": "step"}
 TASK_WIDTH, NAME_WIDTH = 24, 32
 FACTS = (
     "trajectory_id", "task_id", "env", "status", "stop_reason", "sample", "group_id", "turns", "tokens", "tool_calls",
     "failed_calls", "reward", "success", "score_status", "advantage", "drop_reason", "policy_version", "error",
 )  # fmt: skip
 """Facts of a row that `--json` prints."""
-GROUP_FACTS = ("trajectory_id", "reward", "success", "turns", "tokens", "tool_calls", "failed_calls")
 
 
 def row_table(sources: Sequence[RowSource], found: Selection) -> Table:
@@ -78,49 +72,6 @@ def rows_as_plain(sources: Sequence[RowSource], found: Selection) -> dict[str, A
     return {"matched": found.matched, "rows": rows}
 
 
-def grouped_rows(
-    sources: Sequence[RowSource], by: By, *, where: str | None, sort: str | None, limit: int
-) -> tuple[list[dict[str, Any]], int]:
-    """Return what the rows of each group, task, environment or step came to, and how many of those there are.
-
-    The order is that of `sort`, a key of what is returned with `-` before it for the largest first; None: by step, or
-    those with least success first.
-    """
-    table = select(sources, (COLUMN_OF[by], *GROUP_FACTS, "group_id", "task_id"), where=where).table
-    pairs = zip(table.column(COLUMN_OF[by]).to_pylist(), table.to_pylist(), strict=True)
-    lines = [_line(by, key, rows) for key, rows in grouped(pairs).items()]
-    name, descending = (sort or ("step" if by == "step" else "success")).removeprefix("-"), (sort or "").startswith("-")
-    if lines and name not in lines[0]:
-        raise SettingsError(f"`--sort` knows no `{name}` of groups", hint=f"It knows {', '.join(lines[0])}")
-    known = [line for line in lines if line[name] is not None]
-    known.sort(key=lambda line: line[name], reverse=descending)
-    return [*known, *(line for line in lines if line[name] is None)][:limit], len(lines)
-
-
-def _line(by: str, key: Any, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    came_to = [
-        (row["group_id"], row["reward"] if row["success"] is None else float(row["success"]))
-        for row in rows
-        if row["reward"] is not None
-    ]
-    groups = [values for values in grouped(came_to).values() if len(values) > 1]
-    rewards = [row["reward"] for row in rows if row["reward"] is not None]
-    task = {"task": rows[0]["task_id"]} if by == "group" else {}
-    return {
-        by: key,
-        **task,
-        "attempts": len({row["trajectory_id"] for row in rows}),
-        "success": mean(float(row["success"]) for row in rows if row["success"] is not None),
-        "reward": mean(rewards),
-        "lowest": min(rewards, default=None),
-        "highest": max(rewards, default=None),
-        "signal": mean(float(has_spread(values)) for values in groups),
-        "turns": mean(row["turns"] for row in rows if row["turns"] is not None),
-        "tokens": mean(row["tokens"] for row in rows if row["tokens"] is not None),
-        "failed_calls": sum(row["failed_calls"] or 0 for row in rows),
-    }
-
-
 def group_table(lines: Sequence[dict[str, Any]]) -> Table:
     """Return what `grouped_rows` found as a table."""
     grid = Table(box=None, pad_edge=False)
@@ -141,18 +92,21 @@ def _cell(value: Any) -> str:
 def failed_calls(sources: Sequence[RowSource], *, where: str | None) -> list[dict[str, Any]]:
     """Return every tool call that failed in the rows that meet a condition, with where it lies."""
     found = []
-    for source in sources:
-        if "turns" not in source.columns:
+    names = ("trajectory_id", "task_id", "env", "policy_version")
+    for source, picked in zip(sources, by_part(sources, names, where=where), strict=True):
+        if "turns" not in source.columns or not picked.num_rows:
             continue
-        picked = select([source], ("trajectory_id", "task_id", "env", "policy_version"), where=where).table
         rows = picked.drop_columns([SOURCE]).to_pylist()
-        turns = source.read(["turns"]) if where is None else whole_rows([source], picked, ["turns"])
+        turns = source.read(["turns"]) if where is None else whole_rows(sources, picked, ["turns"])
         found += [{**rows[call.pop("row")], **call} for call in (failures(turns) if turns.num_rows else [])]
     return found
 
 
 def failed_call_tables(calls: Sequence[dict[str, Any]], limit: int) -> Iterator[RenderableType]:
     """Yield failed calls counted by tool and error, then the first of them."""
+    if not calls:
+        yield Text("no call failed")
+        return
     kinds = Table(box=None, pad_edge=False)
     for name in ("count", "tool", "error", "pattern", "for instance"):
         kinds.add_column(name, justify="right" if name == "count" else "left", no_wrap=name != "for instance")

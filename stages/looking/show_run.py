@@ -127,8 +127,8 @@ def environment_table(found: dict[str, EnvironmentReport]) -> Table:
         values = (numbers[key] for numbers in plain.values())
         grid.add_row(label, *("?" if v is None else f"{v:.3f}" if isinstance(v, float) else str(v) for v in values))
     for pattern in dict.fromkeys(pattern for numbers in plain.values() for pattern in numbers["patterns"]):
-        shares = (numbers["patterns"].get(pattern, 0) / (numbers["attempts"] or 1) for numbers in plain.values())
-        grid.add_row(f"with {pattern}", *(f"{share:.1%}" for share in shares))
+        counts = ((numbers["patterns"].get(pattern, 0), numbers["attempts"] or 1) for numbers in plain.values())
+        grid.add_row(f"with {pattern}", *(f"{count} ({count / attempts:.1%})" for count, attempts in counts))
     return grid
 
 

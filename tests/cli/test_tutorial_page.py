@@ -1,13 +1,38 @@
-"""The commands of docs/tutorial.md, as a reader would type them, and what they print."""
+"""The commands of docs/tutorial.md, as a reader would type them, and what they print; the pages in Chinese; the site."""
 
 import re
 import shlex
+import subprocess
 import sys
 
 import pytest
 from running import ROOT, skyrl_here
 
 TEXT = (ROOT / "docs" / "tutorial.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["README", "docs/tutorial"])
+def test_commands_and_outputs_are_the_same_in_chinese(page):
+    english, chinese = ((ROOT / f"{page}{end}").read_text(encoding="utf-8") for end in (".md", ".zh.md"))
+    blocks = re.findall(r"^```\w+\n.*?^```$", english, re.DOTALL | re.MULTILINE)
+    assert blocks
+    assert re.findall(r"^```\w+\n.*?^```$", chinese, re.DOTALL | re.MULTILINE) == blocks
+    links = re.compile(r"\]\(([^)#]+\.md)\)")
+    assert set(links.findall(english)) - set(links.findall(chinese)) <= {
+        "README.zh.md",
+        "tutorial.zh.md",
+        "docs/tutorial.md",
+    }
+    assert all(((ROOT / page).parent / link).is_file() for link in links.findall(chinese))
+
+
+@pytest.mark.slow
+def test_the_pages_become_a_site_without_a_broken_link(tmp_path):
+    pytest.importorskip("mkdocs", reason="no mkdocs: pip install 'nanoskyrl[site]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", "docs/mkdocs.yml", "-d", tmp_path / "site"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "site" / "docs" / "tutorial.zh.html").is_file()
 
 
 @pytest.mark.slow

@@ -6,13 +6,17 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 from looked_at import HOSTILE, told_run
 from running import GUARD_SECONDS, skyrl_here
 
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.safe_text import printable
+from nanoskyrl.stages.looking.find_rows import RowSource
+from nanoskyrl.stages.looking.report import runs
 from nanoskyrl.stages.looking.report.charts import MOST, Series
 
 pytest.importorskip("vl_convert", reason="charts are drawn by vl-convert: pip install 'nanoskyrl[looking]'")
@@ -33,8 +37,8 @@ class Page(HTMLParser):
         self.links += [found[name] for name in ("src", "href", "action", "data", "xlink:href") if found.get(name)]
         self.links += [value for name, value in attrs if name.startswith("on")]
         self._in = "data" if found.get("id") == "data" else tag
-        if found.get("data-curve"):
-            self._curve = found["data-curve"]
+        if tag == "figure":
+            self._curve = found.get("data-curve")
         if found.get("aria-roledescription") == "point":
             self.points.setdefault(self._curve, []).append(found["aria-label"])
 
@@ -110,6 +114,26 @@ def test_runs_are_a_mean_with_their_range_and_others_stand_beside(tmp_path):
     assert found.points["success"][3] == "c<script> | step 1 | 0.1"
     assert found.tags.count("script") == 2
     assert "c&lt;script&gt;" in text
+
+
+def test_a_number_that_never_changes_is_named_and_not_drawn(tmp_path):
+    run = told_run(tmp_path / "a", success=[0.2] * 5, tokens=[30.0] * 5)
+    found, text = made(run.root)
+    assert len(found.points["success"]) == 5
+    assert "tokens" not in found.points
+    assert "Sampled tokens 30" in text
+
+
+def test_of_large_steps_the_first_parts_are_read_for_errors(finished_run, monkeypatch):
+    whole = RowSource(finished_run / "part", None, (), 0, 0, 60)
+    parts = [replace(whole, first_row=at) for at in range(0, 600, 60)]
+    monkeypatch.setattr(runs, "of_step", lambda run, step: parts)
+    monkeypatch.setattr(runs, "environment_reports", lambda sources: {"env": len(sources)})
+    monkeypatch.setattr(runs, "READ", 400)
+    one = runs.read_run(Run(finished_run))
+    assert runs.environments(one) == ({0: {"env": 3}, 1: {"env": 3}}, 360, 1200)
+    monkeypatch.setattr(runs, "READ", 1200)
+    assert runs.environments(one)[1:] == (1200, 1200)
 
 
 def test_a_curve_of_more_steps_than_can_be_drawn_keeps_its_range():

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 from looked_at import HOSTILE, TASKS, told_run
@@ -84,6 +85,9 @@ def test_failed_calls_are_those_that_the_rows_record(small, shown):
     found = json.loads(shown(small.root, "--failed-calls", "--json"))
     assert recorded  # the starter was taught bad habits
     assert sorted(call["error"] for call in found) == sorted(call["error"] for call in recorded)
+    chosen = json.loads(shown(small.root, "--failed-calls", "--where", "step > 0", "--json"))
+    assert chosen == [call for call in found if call["step"] > 0] != []
+    assert shown(small.root, "--failed-calls", "--where", "reward > 5") == "no call failed\n"
 
 
 def test_a_trajectory_is_found_by_the_start_of_its_id_by_its_row_and_by_its_task(small, shown):
@@ -167,3 +171,16 @@ def test_what_cannot_be_shown_is_one_error(small, arguments, says):
 
 def test_attempts_at_a_task_of_the_hostile_run_are_listed(hostile, shown):
     assert shown(hostile.root, "--id", TASKS[0]).count(TASKS[0]) == 2
+
+
+def test_rows_of_a_step_that_is_not_scored_yet_meet_no_condition_on_rewards(small, shown, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(small.root, run)
+    for stage in ("score", "advantage"):
+        shutil.rmtree(run / "step-000001" / stage)
+    by_step = json.loads(shown(run, "--by", "step", "--where", "reward >= 0", "--json"))
+    assert [(line["step"], line["attempts"]) for line in by_step] == [(0, 16)]
+    calls = json.loads(shown(run, "--failed-calls", "--where", "reward >= 0", "--json"))
+    assert {call["step"] for call in calls} == {0}
+    everything = json.loads(shown(run, "--by", "step", "--json"))
+    assert [(line["step"], line["reward"] is None) for line in everything] == [(0, False), (1, True)]

@@ -39,8 +39,8 @@ class Browser(App[None]):
     """A run to walk through: steps on the left, trajectories in the middle, one on the right."""
 
     CSS = """
-    #steps { width: 32; }
-    #middle { width: 62; }
+    #steps { width: 34; }
+    #middle { width: 64; }
     #rows { height: 1fr; }
     #one { padding: 0 1; }
     #says { height: auto; max-height: 6; padding: 0 1; }

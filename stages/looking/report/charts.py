@@ -3,6 +3,7 @@
 Colours are CSS variables of the page, so one picture serves light and dark. Each point says in its label what it is.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -86,14 +87,16 @@ def curves(series: Sequence[Series], *, share: bool = False, intervals: bool = F
     y: dict[str, Any] = {"field": "y", "type": "quantitative", "title": None}
     y["scale"] = {"domain": [0, 1]} if share else {"zero": False}
     values = [point[end] for point in points for end in ("y", "low", "high") if end in point]
+    y["axis"] = {"tickCount": 5, "format": ".0%" if share else "~s" if max(values) >= 1000 else "~g"}
     if not share and min(values) > 0 and max(values) > DECADES * min(values):
         y["scale"] = {"type": "log"}
-    y["axis"] = {"tickCount": 5, "format": ".0%" if share else "~s" if max(values) >= 1000 else "~g"}
+        decades = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
+        y["axis"]["values"] = [10.0**decade for decade in decades]  # left to itself, it has a line for every digit
     across: dict[str, Any] = {"field": "x", "type": "quantitative", "title": x, "scale": {"nice": False}}
     across["axis"] = {"tickMinStep": 1, "grid": False, "format": "d"}
     shared = {"x": across, "color": color, "detail": {"field": "series"}}
     ends = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
-    band = {"type": "rule", "opacity": 0.6} if intervals else {"type": "area", "opacity": 0.18}
+    band = {"type": "rule", "opacity": 0.6, "strokeWidth": 3} if intervals else {"type": "area", "opacity": 0.18}
     layers: list[dict[str, Any]] = []
     if any("low" in point for point in points):
         layers.append(

@@ -106,7 +106,7 @@ function filter() {
     item.setAttribute("role", "option");
     item.id = `item-${index}`;
     const run = data.runs.length > 1 ? `${data.runs[t.run]}, ` : "";
-    const about = [`${run}step ${t.step}`, `${t.turns} turns`, `${t.length ?? "?"} tokens`, ...t.patterns].join(", ");
+    const about = [`${run}step ${t.step}`, count(t.turns, "turn"), count(t.length ?? "?", "token"), ...t.patterns].join(", ");
     item.append(make("i"), make("span", t.task, "t"), make("span", t.reward ?? t.score ?? "not scored"), make("span", about, "s"));
     item.addEventListener("click", () => select(index));
     return item;
@@ -124,6 +124,7 @@ function select(index) {
   }
   draw(state.shown[state.at]);
 }
+const count = (value, what) => `${value} ${what}${value === 1 ? "" : "s"}`;
 const short = (value) => (typeof value === "number" ? String(Number(value.toPrecision(4))) : value ?? "?");
 function draw(t) {
   state.drawn = t ?? null;

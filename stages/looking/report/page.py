@@ -28,6 +28,10 @@ CURVES = (
     "success", "reward", "signal", "tokens", "turns", "cut", "failed", "entropy", "kl", "clipped", "gap", "grad",
     "loss",
 )  # fmt: skip
+DRAWN = ("success", "reward", "signal")
+"""Curves that are drawn even where they never change: what a run is about."""
+STILL = 5
+"""Steps from which on a number that never changed is taken for one that does not."""
 TITLES = {
     "success": "Success", "reward": "Reward", "signal": "Groups with signal", "tokens": "Sampled tokens",
     "turns": "Turns", "cut": "Cut off by a limit", "failed": "Failed tool calls", "entropy": "Entropy",
@@ -92,6 +96,7 @@ def _rendered(sides: Sequence[_Side], data: Mapping[str, Any], shown: int, total
         (folder / "page.html").read_text(encoding="utf-8")
     )
     first = sides[0].runs[0]
+    curves, still = _curves(sides)
     return page.render(
         title=printable(" beside ".join(", ".join(one.name for one in side.runs) for side in sides)),
         sides=[
@@ -100,7 +105,8 @@ def _rendered(sides: Sequence[_Side], data: Mapping[str, Any], shown: int, total
         ],
         tiles=_tiles(first),
         says=[{"run": printable(one.name), "remarks": one.says} for side in sides for one in side.runs],
-        curves=[{**curve, "svg": Markup(curve["svg"])} for curve in _curves(sides)],
+        curves=[{**curve, "svg": Markup(curve["svg"])} for curve in curves],
+        still=still,
         timing=[{**chart, "svg": Markup(chart["svg"])} for chart in _timing(sides)],
         parts=list(runs.SPANS),
         evaluations=[{**chart, "svg": Markup(chart["svg"])} for chart in _evaluations(sides)],
@@ -142,17 +148,24 @@ def _tiles(one: ReportedRun) -> list[tuple[str, str, str]]:
     return found
 
 
-def _curves(sides: Sequence[_Side]) -> Iterable[dict[str, Any]]:
+def _curves(sides: Sequence[_Side]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the curves, and in words the numbers that never change: most would be lines along an axis."""
     names = dict.fromkeys(name for side in sides for one in side.runs for name in one.numbers)
     parts = [name for name in names if name.startswith("part.")]
+    drawn, still = [], []
     for name in (*CURVES, *parts):
         series = [runs.together(side.runs, name, side.color, side.label) for side in sides]
+        title = TITLES.get(name) or f"Part of the reward: {printable(name.removeprefix('part.'))}"
+        values = {value for one in series for value in (*one.values, *(one.low or ()), *(one.high or ()))}
+        if len(values) == 1 and name not in DRAWN and max(len(one.values) for one in series) >= STILL:
+            still.append(f"{title} {values.pop():.4g}")
+            continue
         kind = BY_NAME[name].kind if name in BY_NAME else "plain"
         svg = charts.curves(series, share=kind == "share" and name not in ("clipped", "failed", "cut"))
-        title = TITLES.get(name) or f"Part of the reward: {printable(name.removeprefix('part.'))}"
         meaning = BY_NAME[name].meaning if name in BY_NAME else "mean of this part of the reward"
         if svg:
-            yield {"name": name, "title": title, "meaning": meaning, "svg": svg}
+            drawn.append({"name": name, "title": title, "meaning": meaning, "svg": svg})
+    return drawn, still
 
 
 def _timing(sides: Sequence[_Side]) -> Iterable[dict[str, Any]]:

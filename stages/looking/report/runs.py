@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.core.manifest import Manifest, read_manifest
+from nanoskyrl.stages.core.manifest import Manifest
 from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics
 from nanoskyrl.stages.core.pipeline import STAGES
 from nanoskyrl.stages.core.runs import Run, version_of
@@ -17,7 +17,7 @@ from nanoskyrl.stages.looking.show_run import readable
 from nanoskyrl.stages.looking.step_numbers import Steps, step_numbers
 
 READ = 100_000
-"""Rows that errors and environments are counted in, at most: of more, those of steps spread evenly are read."""
+"""Rows that errors and environments are counted in, about: of more, the first parts of steps spread evenly are read."""
 SPANS = {
     "generating": ("rollout", "generate"),
     "environments": ("rollout", "env"),
@@ -138,18 +138,25 @@ def interval_series(label: str, color: int, found: Sequence[Mapping[str, Any]]) 
 
 def environments(one: ReportedRun) -> tuple[dict[int, dict[str, EnvironmentReport]], int, int]:
     """Return the attempts of each environment by step, the rows that were read for them, and how many there are."""
-    sources = {step: of_step(one.run, step) for step in one.run.steps()}
-    rows = {step: _rows_of(found) for step, found in sources.items() if found}
-    total = sum(rows.values())
-    steps = list(rows)
+    sources = {step: found for step in one.run.steps() if (found := of_step(one.run, step))}
+    total = sum(source.rows for found in sources.values() for source in found)
+    steps = list(sources)
     if total > READ:
-        count = max(2, round(len(steps) * READ / total))
-        steps = spread(steps, count)
-    return {step: environment_reports(sources[step]) for step in steps}, sum(rows[step] for step in steps), total
+        steps = spread(steps, max(2, round(len(steps) * READ / total)))
+        sources = {step: _first(sources[step], READ // len(steps)) for step in steps}
+    read = sum(source.rows for found in sources.values() for source in found)
+    return {step: environment_reports(sources[step]) for step in steps}, read, total
 
 
-def _rows_of(sources: Sequence[RowSource]) -> int:
-    return read_manifest(sources[0].path.parent).rows_out
+def _first(sources: Sequence[RowSource], rows: int) -> list[RowSource]:
+    """Return the first parts, as many as hold so many rows, and one at least: a part has whole groups."""
+    found, held = [sources[0]], sources[0].rows
+    for source in sources[1:]:
+        held += source.rows
+        if held > rows:
+            break
+        found.append(source)
+    return found
 
 
 def spread(items: Sequence[int], count: int) -> list[int]:
