@@ -5,7 +5,9 @@ token's ratio rho = p_old / p_rollout, frozen, weighs its loss (truncated import
 sampling, or IcePop's band), or decides whether its row counts at all (masked importance
 sampling). This is beside the ratio of trained to old policy, which the surrogate bounds.
 Masking of whole rows: arXiv 2512.23075; the mask for negative rows: DeepSeek-V3.2, arXiv
-2512.02556; the band is known as IcePop.
+2512.02556; the band is known as IcePop. What compares the trained policy itself with the one that sampled is beside any
+surrogate, as in prime-rl's loss: a mask of tokens that have moved too far the way they are pushed (there by
+probability, here where PPO's clip has no gradient, arXiv 1707.06347), and the squared log-ratio as a pull back.
 """
 
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from typing import Literal
 
 from nanoskyrl.algos.ratios import LOG_RATIO_LIMIT, masked, row_mean, row_product, token_log_ratio
 from nanoskyrl.algos.tensors import Tensor
-from nanoskyrl.stages.core.checked import Checked, NonNegativeFloat, PositiveFloat
+from nanoskyrl.stages.core.checked import Checked, Coefficient, NonNegativeFloat, PositiveFloat
 from nanoskyrl.stages.core.errors import SettingsError
 
 
@@ -37,10 +39,15 @@ class OffPolicyConfig(Checked):
     """What the loss is divided by: all tokens, or those kept by reject."""
     negative_threshold: PositiveFloat | None = None
     """Leave out rows of negative advantage whose sampled tokens are, on average, so many nats less likely now."""
+    trust_band: tuple[NonNegativeFloat, NonNegativeFloat] | None = None
+    """A token whose ratio of trained to sampling policy has left it the way its advantage pushes gets no gradient: 0.8
+    to 1.2 is where PPO's clip lets go."""
+    kl_coef: Coefficient = 0.0
+    """Weight in the loss of the KL to the sampling policy, estimated by k2: a pull back to where the rows came from."""
 
     def check(self) -> None:
         """Refuse bands that hold nothing, and settings that do not go together."""
-        for name in ("band", "reject_band"):
+        for name in ("band", "reject_band", "trust_band"):
             found = getattr(self, name)
             if found is not None and not found[0] < found[1]:
                 raise SettingsError(
@@ -61,6 +68,11 @@ class OffPolicyConfig(Checked):
     def on(self) -> bool:
         """Whether anything is corrected by the old policy's ratio to the one that sampled."""
         return self.weight != "none" or self.reject != "none"
+
+    @property
+    def follows_sampler(self) -> bool:
+        """Whether the trained policy is compared with the one that sampled, as it learns."""
+        return self.negative_threshold is not None or self.trust_band is not None or self.kl_coef > 0
 
 
 def correction(
@@ -124,4 +136,21 @@ def negative_rows_gone(
     """Return 0 for rows of negative advantage that the trained policy has left behind, 1 for others; [B, 1]."""
     drift = -row_mean(token_log_ratio(logprobs, rollout_logprobs, mask, None).detach(), mask)
     gone = (row_mean(advantages, mask) < 0) & (drift > threshold)
+    return 1 - gone.to(advantages.dtype)
+
+
+def trusted(
+    logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, mask: Tensor, band: tuple[float, float]
+) -> Tensor:
+    """Return 0 for tokens that were pushed out of the band, 1 for others; [B, T].
+
+    Args:
+        logprobs: [B, T] nats under the trained policy.
+        rollout_logprobs: [B, T] nats under the policy that sampled.
+        advantages: [B, T]
+        mask: [B, T] nonzero where trained.
+        band: Lower and upper ratio of the two.
+    """
+    ratio = token_log_ratio(logprobs, rollout_logprobs, mask).detach().exp()
+    gone = ((advantages > 0) & (ratio > band[1])) | ((advantages < 0) & (ratio < band[0]))
     return 1 - gone.to(advantages.dtype)

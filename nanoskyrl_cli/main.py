@@ -132,7 +132,7 @@ COMMANDS = (
         "settings",
         SETUP,
         "settings:show_settings",
-        "Say which settings hold in a run, and where each comes from: default, run.toml, preset, file or flag.",
+        "Say which settings hold in a run, and where each comes from: default, lag, run.toml, preset, file or flag.",
     ),
     ("list", SETUP, "list:list_names", "List what can be named: environments, engines, algorithms and the like."),
     (

@@ -19,11 +19,13 @@ def show_settings(
     changed: Annotated[bool, typer.Option("--changed", help="Only those that are no defaults.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say which settings hold in a run, and where each comes from: default, run.toml, preset, file or flag.
+    """Say which settings hold in a run, and where each comes from: default, lag, run.toml, preset, file or flag.
 
     Example: skyrl settings runs/default --changed
     """
+    from nanoskyrl.stages.core.config import merge
     from nanoskyrl.stages.core.runs import Run, default_run
+    from nanoskyrl.stages.learning.lag_defaults import of_lag
     from nanoskyrl.stages.looking.origins import DEFAULT, origins
     from nanoskyrl.stages.looking.template import toml_text
     from nanoskyrl.stages.running.run_settings import given_settings, kept_settings
@@ -31,7 +33,9 @@ def show_settings(
     found = Run(as_path(run or default_run()))
     kept = (found.settings_file.name, kept_settings(found))
     given = [(name, given_settings(tables)) for name, tables in sources_of(config, assignments, None, preset)]
-    held = [one for one in origins([kept, *given]) if not changed or one.source != DEFAULT]
+    sources = [kept, *given]
+    by_lag = of_lag(merge(*(tables for _, tables in sources)))
+    held = [one for one in origins([("lag", by_lag), *sources]) if not changed or one.source != DEFAULT]
     if as_json:
         print_json([asdict(one) for one in held])
         return

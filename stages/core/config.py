@@ -59,7 +59,7 @@ _RIVALS = {
     "eps_clip_high": "clip_ratio_high epsilon_high",
     "kl_loss_coef": "beta",
     "kl_reward_coef": "kl_coef init_kl_coef",
-    "kl_target": "target_kl",
+    "kl_target": "advantage.target_kl",
     "loss_reduction": "loss_agg_mode loss_type",
     "max_generate_length": "max_completion_length max_response_length max_new_tokens max_tokens",
     "max_input_length": "max_prompt_length",

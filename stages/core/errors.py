@@ -60,6 +60,12 @@ class ShortError(EngineError):
     exit_code = EXIT_SHORT
 
 
+class CollapseError(NanoskyrlError):
+    """A run that was to stop where its policy collapses."""
+
+    exit_code = EXIT_FAILED
+
+
 class SandboxError(NanoskyrlError):
     """No sandbox works here, or the one asked for does not: nothing was learnt about the program."""
 

@@ -85,7 +85,7 @@ STEP = (ROLLOUT, SCORE, ADVANTAGE, TRAIN, SYNC)
 """Those of every step, in their order."""
 OURS = {stage.name: stage for stage in (*STEP, EVAL)}
 STAGES = tuple(stage.name for stage in STEP)
-RESERVED = frozenset({*OURS, "loop", "startup", "state", "critic", "reference", "previous"})
+RESERVED = frozenset({*OURS, "loop", "startup", "collapse", "state", "critic", "reference", "previous"})
 """Names of our stages, of other lines in metrics.jsonl, and of other inputs that manifests name."""
 
 

@@ -40,6 +40,9 @@ class RunConfig(Checked):
     """What `policies/00000000` is made from: `starter`, a directory, or a hub id."""
     lag: NonNegativeInt = 0
     """Step k samples from `policies/max(0, k - lag)`; 0 samples from the newest."""
+    lag_defaults: bool = field(default=True, metadata=PLACE)
+    """Let a lag change defaults that nobody set, as docs/offpolicy.md says; false: train as the algorithm was
+    published."""
     stages: tuple[str, ...] = ()
     """Stages besides, each behind the one that it works on: filter, or module:attribute of your own."""
     folders: tuple[str, ...] = field(default=(), metadata=PLACE | PATH)

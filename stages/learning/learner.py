@@ -330,14 +330,26 @@ class Learner:
         if self.config.lora_dropout:
             set_dropout(self.model, on=False)
 
-    def step(self, batches: Iterable[MicroBatch | None], loss_of: Callable[[MicroBatch], Tensor]) -> StepResult:
+    def step(
+        self,
+        batches: Iterable[MicroBatch | None],
+        loss_of: Callable[[MicroBatch], Tensor],
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> StepResult | None:
         """Add up the gradients of the micro-batches and take one optimizer step.
 
         Args:
             batches: Of one mini-batch.
             loss_of: Returns a micro-batch's share of the mini-batch's loss.
+            goes_on: Asked once all of them were seen, in every process: whether to take the step.
+
+        Returns:
+            None where it was not taken.
         """
         self.accumulate(batches, loss_of)
+        if not goes_on():
+            self.strategy.forget_gradients()
+            return None
         self.policy_digest = None  # no published policy any more, until it is saved
         return self.strategy.step()
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from nanoskyrl.algos.aggregate import Totals, reduction
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.kl import K3_LIMIT, kl
-from nanoskyrl.algos.off_policy import OffPolicyConfig, correction, mean_weight, negative_rows_gone
+from nanoskyrl.algos.off_policy import OffPolicyConfig, correction, mean_weight, negative_rows_gone, trusted
 from nanoskyrl.algos.surrogates.value_loss import value_loss
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import InputError
@@ -172,6 +172,10 @@ class Objective:
             weights = weights * negative_rows_gone(
                 found.logprobs, batch.rollout_logprobs, batch.advantages, mask, self.off_policy.negative_threshold
             )
+        if self.off_policy.trust_band is not None:
+            kept = trusted(found.logprobs, batch.rollout_logprobs, batch.advantages, mask, self.off_policy.trust_band)
+            weights = weights * kept
+            reported["untrusted"] = 1 - kept
         groups = [self.sequences.groups[row] for row in batch.rows]
         tokens, whole_tokens = (
             torch.tensor([of[group] for group in groups], device=mask.device)
@@ -190,6 +194,11 @@ class Objective:
             kl_loss = (estimate * self._weights(mask, mini.whole, whole_tokens)).sum()
             loss = loss + self.config.kl_loss_coef * kl_loss
             reported["kl_to_reference"] = estimate.detach()
+        if self.off_policy.kl_coef:
+            estimate = kl(found.logprobs, batch.rollout_logprobs, mask, "k2")
+            pull = (estimate * self._weights(mask, mini.whole, whole_tokens)).sum()
+            loss = loss + self.off_policy.kl_coef * pull
+            reported["kl_to_sampler"] = estimate.detach()
         if self.critic is not None and self._value_weights is not None:
             values = learner.values_of(batch, found)
             losses, clipped = value_loss(values, batch.values, batch.returns, mask, self.critic.value_clip)

@@ -123,7 +123,7 @@ class Recipe:
             InputError: names what is missing and how to get it.
         """
         algorithm, name = self.algorithm, self.config.algo
-        reads_sampler = self.off_policy.on or self.off_policy.negative_threshold is not None
+        reads_sampler = self.off_policy.on or self.off_policy.follows_sampler
         if (algorithm.uses_ratio or reads_sampler) and (
             any(value < 1 for value in kept.column("top_p").to_pylist()) or any(kept.column("top_k").to_pylist())
         ):
@@ -159,9 +159,9 @@ class Recipe:
                 f"{' and '.join(column for column, gone in missing.items() if gone)}",
                 hint="Sample with recorded log-probs, and run `skyrl advantage --old-logprobs recompute`",
             )
-        if self.off_policy.negative_threshold is not None and missing["rollout_logprobs"]:
+        if self.off_policy.follows_sampler and missing["rollout_logprobs"]:
             raise InputError(
-                "`off_policy.negative_threshold` needs the sampling policy's log-probs, and rows have none",
+                "`off_policy` compares the policy with the one that sampled, and rows have no log-probs of it",
                 hint="Sample with `rollout.logprobs_mode = processed`",
             )
         if self.critic is not None and (kept.column("values").null_count or kept.column("returns").null_count):

@@ -11,6 +11,7 @@ from nanoskyrl.stages.core.checked import (
     Checked,
     Coefficient,
     Device,
+    FiniteNonNegative,
     PositiveFloat,
     PositiveInt,
     Share,
@@ -111,6 +112,9 @@ class TrainConfig(OptimizerConfig):
     """Prompts for one optimizer step; None: all, so that the update is on-policy at lag 0."""
     update_epochs_per_batch: PositiveInt = 1
     """Passes over the rows."""
+    target_kl: FiniteNonNegative | None = None
+    """Take no further optimizer step on a batch once the trained policy lies so many nats a token from the old one,
+    half the mean squared log-ratio; the first is always taken. 0: no bound; None: what the lag asks for."""
     loss_reduction: (
         Literal["token_mean", "sequence_mean", "prompt_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"] | None
     ) = None

@@ -9,6 +9,7 @@ import pyarrow as pa
 import torch
 
 from nanoskyrl.algos.kl import kl as token_kl
+from nanoskyrl.algos.ratios import token_log_ratio
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.metrics import Stopwatch, Value, grouped, mean, peak_memory_bytes
 from nanoskyrl.stages.learning.batching import MicroBatch, Sequences, one_temperature, read_sequences
@@ -101,6 +102,8 @@ class Update:
         self.sequences: Sequences = objective.sequences
         self._sums, self._gap = _Sums(), _Sums()
         self._steps_taken = 0
+        self._tokens_passed = 0
+        self._drift = _Sums()
         self.work = Workload()
         """Of all passes."""
         self._largest_ratio = 0.0
@@ -110,11 +113,20 @@ class Update:
             name: np.zeros(len(self.sequences)) for name in ("tokens", "ratio", "ratio_max", "kl", "entropy", "share")
         }
 
-    def step(self, learner: Learner, rows: list[int]) -> StepResult:
-        """Take one optimizer step on these rows."""
-        result = learner.step(*self.watched(learner, rows))
-        self._steps_taken += 1
+    def step(self, learner: Learner, rows: list[int]) -> StepResult | None:
+        """Take one optimizer step on these rows; None: the policy has moved far enough on this table."""
+        result = learner.step(*self.watched(learner, rows), lambda: self._goes_on(learner.world))
+        self._steps_taken += result is not None
         return result
+
+    def _goes_on(self, world: ProcessGroup) -> bool:
+        """Say whether the step whose mini-batch was just seen is to be taken; the first of a table always is."""
+        target = self.objective.config.target_kl
+        if not target or not self._steps_taken:
+            return True
+        self._read()
+        self._drift.merge(world.gather((self._drift.tokens, self._drift.values)))
+        return self._drift.means().get("kl", 0.0) <= target
 
     def steps(self, learner: Learner, table: pa.Table, seed: int) -> list[StepResult]:
         """Take all optimizer steps of the table that the loss is over.
@@ -131,8 +143,11 @@ class Update:
         groups, found = table.column("group_id").to_pylist(), list[StepResult]()
         # Where no group teaches anything, the policy continues as it is.
         for epoch in range(config.update_epochs_per_batch if table.num_rows else 0):
-            order = mini_batches(groups, config.policy_mini_batch_size, derive_seed(seed, drawn_for, epoch))
-            found += [self.step(learner, rows) for rows in order]
+            for rows in mini_batches(groups, config.policy_mini_batch_size, derive_seed(seed, drawn_for, epoch)):
+                result = self.step(learner, rows)
+                if result is None:
+                    return found
+                found.append(result)
         return found
 
     def gradient(self, learner: Learner, rows: list[int]) -> torch.Tensor:
@@ -145,7 +160,8 @@ class Update:
         """Return the micro-batches of one mini-batch, and their losses, which are noted as they are taken."""
         mini = self.objective.mini_batch(rows)
         self._read()
-        self._losses = {}
+        self._losses, self._drift = {}, _Sums()
+        self._tokens_passed += sum(self.sequences.lengths[row] for row in rows)
         batches = self.objective.batches(mini, learner)
         return batches, lambda batch: self._seen(batch, self.objective.terms(learner, batch, mini))
 
@@ -157,14 +173,17 @@ class Update:
         mask, on, ratio = batch.loss_mask, batch.loss_mask.bool(), terms.log_ratio.exp()
         kl = (-terms.log_ratio).exp() + terms.log_ratio - 1  # k3 of the trained against the old policy
         sums = _masked_sums(mask, {"ratio": ratio, "kl": kl, "entropy": terms.entropy, **terms.reported})
+        # A mean of k1 may be negative, and one of k3 hangs on the one token that the policy has all but forgotten.
+        drift = _masked_sums(mask, {"kl": terms.log_ratio.square() / 2})
         gaps: dict[str, torch.Tensor] = {}
         if not self._steps_taken:  # later the policy is another than the one that sampled
             recorded = [self.sequences.rollout_logprobs[row] is not None for row in batch.rows]
             there = mask * torch.tensor(recorded, device=mask.device)[:, None]
             gap = (terms.logprobs - batch.rollout_logprobs).abs()
+            weight = token_log_ratio(terms.logprobs, batch.rollout_logprobs, there).exp()
             # Of the engine against the trainer, whose policy is meant to be the same.
             estimate = token_kl(batch.rollout_logprobs, terms.logprobs, there, "k3")
-            gaps = _masked_sums(there, {"gap": gap, "kl": estimate})
+            gaps = _masked_sums(there, {"gap": gap, "kl": estimate, "weight": weight, "weight_square": weight.square()})
         losses = {
             "loss": terms.loss, "policy_loss": terms.policy_loss, "kl_loss": terms.kl_loss,
             "value_loss": terms.value_loss,
@@ -174,13 +193,14 @@ class Update:
         by_row = {"tokens": mask, "ratio": ratio, "kl": kl, "entropy": terms.entropy, "share": share}
         rows = {name: (value * mask).sum(-1) for name, value in by_row.items()}
         rows["ratio_max"] = ratio.masked_fill(~on, 0).max(-1).values
-        self._unread.append((batch.rows, [_Held(of) for of in (sums, gaps, losses, rows)]))
+        self._unread.append((batch.rows, [_Held(of) for of in (sums, gaps, losses, rows, drift)]))
 
     def _read(self) -> None:
         """Add up what was observed. Not at once: a GPU would wait for the host after each micro-batch."""
         for batch_rows, held in self._unread:
-            sums, gaps, losses, rows = (of.read() for of in held)
+            sums, gaps, losses, rows, drift = (of.read() for of in held)
             self._sums.add(sums)
+            self._drift.add(drift)
             if gaps:
                 self._gap.add(gaps)
             for name, value in losses.items():
@@ -213,7 +233,7 @@ class Update:
     def diagnostics(self, table: pa.Table) -> pa.Table:
         """Return what was seen of each row."""
         self._read()
-        tokens = self._rows["tokens"]
+        tokens, trained = self._rows["tokens"], self.sequences.trained_tokens
         nothing = tokens == 0
 
         def per_token(name: str) -> pa.Array:
@@ -223,7 +243,7 @@ class Update:
             [
                 table.column("trajectory_id").combine_chunks(),
                 table.column("step_index").combine_chunks(),
-                pa.array(tokens.astype(np.int32) // self.objective.config.update_epochs_per_batch),
+                pa.array(trained, pa.int32()),
                 per_token("ratio"),
                 pa.array(self._rows["ratio_max"], pa.float64(), mask=nothing),
                 per_token("kl"),
@@ -236,22 +256,22 @@ class Update:
     def seen(self) -> dict[str, Value]:
         """Return the losses of the last mini-batch, and means over all trained tokens and passes."""
         self._read()
-        means = self._sums.means()
+        means, gaps = self._sums.means(), self._gap.means()
         return {
             **{f"train/{name}": value for name, value in self._losses.items()},
             "train/ratio/mean": means.pop("ratio", None),
             "train/ratio/max": self._largest_ratio,
             "policy/ppo_kl": means.pop("kl", None),
             "policy/policy_entropy": means.pop("entropy", None),
-            "policy/rollout_train_logprobs_abs_diff_mean": self._gap.means().get("gap"),
-            "policy/rollout_train_kl": self._gap.means().get("kl"),
+            "policy/rollout_train_logprobs_abs_diff_mean": gaps.get("gap"),
+            "policy/rollout_train_kl": gaps.get("kl"),
+            "policy/effective_sample_share": gaps["weight"] ** 2 / gaps["weight_square"] if gaps else None,
             **{f"policy/{name}": value for name, value in means.items()},
         }
 
     def summary(self, steps: list[StepResult], watch: Stopwatch, learner: Learner) -> dict[str, Value]:
         """Return the numbers of the update."""
-        epochs = self.objective.config.update_epochs_per_batch
-        tokens, seconds = sum(self.sequences.lengths) * epochs, max(watch.seconds.get("train", 0.0), 1e-9)
+        tokens, seconds = self._tokens_passed, max(watch.seconds.get("train", 0.0), 1e-9)
         found = {
             "train/lr": steps[-1].lr if steps else None,
             "train/grad_norm": mean(step.grad_norm for step in steps),

@@ -19,7 +19,7 @@ class SettingOrigin:
     value: Any
     """None: unset."""
     source: str
-    """default, run.toml, a preset, a file, or flag."""
+    """default, lag, run.toml, a preset, a file, or flag."""
 
 
 def origins(sources: Sequence[tuple[str, Settings]]) -> list[SettingOrigin]:

@@ -68,7 +68,7 @@ class OpenRun(Session):
         begins: Begins = lambda step, stage: None,
     ) -> int:
         """Run all stages, step after step, as `loop` does, and return how many steps were done now."""
-        return loop(self.run, self.settings, given=self.given, report=report, begins=begins, force=force)
+        return loop(self.run, self.named, given=self.given, report=report, begins=begins, force=force)
 
 
 def open_run(

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from nanoskyrl.stages.core.config import (
     to_plain,
     with_later_keys,
 )
-from nanoskyrl.stages.core.errors import ConflictError, InputError, OutputError, told_as
+from nanoskyrl.stages.core.errors import CollapseError, ConflictError, InputError, Notice, OutputError, told_as
 from nanoskyrl.stages.core.leftovers import remove_leftovers
 from nanoskyrl.stages.core.manifest import first_difference
 from nanoskyrl.stages.core.metrics import MetricsLog, latest, read_metrics, seconds_of_stages
@@ -33,8 +34,10 @@ from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run
 from nanoskyrl.stages.core.stopping import terminated_as_interrupted
 from nanoskyrl.stages.core.storage import locked, write_whole
+from nanoskyrl.stages.learning.lag_defaults import described
 from nanoskyrl.stages.learning.train_config import check_horizon
 from nanoskyrl.stages.models.policy import model_name
+from nanoskyrl.stages.running.collapse import Collapse, CollapseWatch, remedy
 from nanoskyrl.stages.running.outdated_outputs import check_settings, outdated
 from nanoskyrl.stages.running.overlap import overlapped
 from nanoskyrl.stages.running.placement import Placement, placement_of
@@ -73,6 +76,8 @@ class LoopConfig(Checked):
     """The same for training, one process a GPU."""
     trackers: tuple[str, ...] = ()
     """tensorboard, wandb: given the numbers of each step, besides metrics.jsonl."""
+    stop_on_collapse: bool = False
+    """End the loop where success falls for several steps; else that is reported, with the setting to try."""
 
     def check(self) -> None:
         """Refuse GPUs and trackers that do not exist."""
@@ -177,13 +182,21 @@ def _steps(
     write_whole(run.root / RESOLVED, (json.dumps(resolved, indent=2, sort_keys=True) + "\n").encode())
     keep()
     _tidy(session, first, config.keep_states)
+    if session.of_lag:
+        warnings.warn(
+            Notice(f"with lag {session.config.lag}, unless set otherwise: {described(session.of_lag)}"), stacklevel=2
+        )
+    watch = CollapseWatch(read_metrics(run.metrics) if first else ())
     MetricsLog(run.metrics).write("startup", {"timing/startup": _seconds_since_start()})
     if first <= config.steps:  # a finished loop, too, owes the evaluation in which it was killed
         _evaluate(session, first, config, report, force=force)
 
     def done(step: int) -> None:
-        report(step, step_numbers(run, step, session.stages))
+        numbers = step_numbers(run, step, session.stages)
+        report(step, numbers)
         _evaluate(session, step + 1, config, report)
+        if (collapse := watch.after(step, numbers)) is not None:
+            _tell_collapse(session, step, collapse, numbers, stop=config.stop_on_collapse)
 
     if place is not None and place.apart:
         trainer = TrainerProcess(session, place.train, config.steps, config.keep_states)
@@ -283,6 +296,21 @@ def _check_prices(session: Session) -> None:
     # What is published first is called by the name that the run asks for.
     model = model_name(session.run.policy(published[0])) if published else session.config.policy
     read_prices(stage_config(session.settings, "eval").prices, model)
+
+
+def _tell_collapse(session: Session, step: int, collapse: Collapse, numbers: dict[str, Any], *, stop: bool) -> None:
+    """Tell that the policy collapses, and what to try.
+
+    Raises:
+        CollapseError: the loop is to stop there.
+    """
+    run, told = session.run, f"step {step}: {collapse}"
+    MetricsLog(run.metrics, step).write("collapse", {"success/best": collapse.best, "success/last": collapse.last})
+    hint = f"Try `--set {remedy(session.settings, numbers.get('train/lr') or 0.0)}`, in a run that begins with an "
+    hint += "earlier policy (`--policy`); docs/offpolicy.md says what helps"
+    if stop:
+        raise CollapseError(told, hint=hint)
+    warnings.warn(Notice(f"{told}. {hint}"), stacklevel=2)
 
 
 def _evaluate(session: Session, version: int, config: LoopConfig, report: Report, *, force: bool = False) -> None:

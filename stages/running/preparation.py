@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nanoskyrl.stages.core.code import OtherCode
-from nanoskyrl.stages.core.config import Settings, plugin_config, stage_config, to_plain
+from nanoskyrl.stages.core.config import Settings, merge, plugin_config, stage_config, to_plain
 from nanoskyrl.stages.core.manifest import Head, Manifest, read_manifest
 from nanoskyrl.stages.core.output import is_current
 from nanoskyrl.stages.core.own_stage import head_of_own, run_own
@@ -19,6 +19,7 @@ from nanoskyrl.stages.core.pipeline import ADVANTAGE, LEARNER, OURS
 from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.runs import Run, RunConfig
 from nanoskyrl.stages.engines.base import face_of
+from nanoskyrl.stages.learning.lag_defaults import of_lag
 from nanoskyrl.stages.models.policy import resolve_policy
 from nanoskyrl.stages.models.remote_code import allow_code
 from nanoskyrl.stages.running.kept_up import KeptUp
@@ -57,13 +58,17 @@ class Preparation:
             processes: That would train together.
         """
         check_place(run)
-        self.run, self.settings, self.processes = run, settings, processes
+        self.run, self.processes = run, processes
         self.config: RunConfig = stage_config(settings, "run")
+        self.named = settings
+        """Without what follows from the lag: what a run remembers."""
+        self.of_lag = of_lag(settings)
+        self.settings = merge(self.of_lag, settings)
         warnings.simplefilter("error" if stage_config(settings, "code").strict else "default", OtherCode)
         allow_code(self.config.trust_remote_code)
         self.places = Places(run, self.config, ahead=ahead)
         self.stages = self.places.stages
-        self.kept = KeptUp(run.root, settings, keep_up=keep_up)
+        self.kept = KeptUp(run.root, self.settings, keep_up=keep_up)
 
     def engine_config(self, name: str) -> Any:
         """Return the settings of an engine."""

@@ -273,7 +273,7 @@ class Session(Preparation):
         if is_main() and in_step == own:  # numbers of a second opinion are not the step's
             log = MetricsLog(self.run.metrics if inside else output.parent / METRICS, step)
         remembers = own and is_main() and not self.places.ahead
-        with remembering(self.run, self.settings, self.given, output) if remembers else contextlib.nullcontext():
+        with remembering(self.run, self.named, self.given, output) if remembers else contextlib.nullcontext():
             return StageResult(work.run(force=force, log=log), output, was)
 
     def evaluated(self) -> list[str] | list[None]:

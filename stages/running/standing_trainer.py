@@ -70,7 +70,7 @@ def follow(
     with told_to_stop(stop), world.if_main(locked(run.root / STOP_FILE, held)):
         # Not before it is known that no other trainer is at work: a run remembers nothing of one that was refused.
         if world.is_main and LOOP_PID not in os.environ:
-            remember(run, session.settings, session.given)
+            remember(run, session.named, session.given)
         step = world.broadcast(next_to_train(run))
         if world.is_main and step:
             session.prune(step - 1, keep_states)  # one that was killed may not have come to it

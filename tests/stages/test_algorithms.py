@@ -77,9 +77,10 @@ def ppo(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def grpo(tmp_path_factory):
-    """Three steps of GRPO with rollouts one policy old."""
+    """Three steps of GRPO with rollouts one policy old, which nothing holds near the policy that sampled them."""
     run = Run(tmp_path_factory.mktemp("runs") / "grpo")
-    loop(run, settings("grpo", run={"lag": 1}, loop={"steps": 3}, train={"algo": "grpo", "lr": 3e-3}))
+    plain = {"lag": 1, "lag_defaults": False}
+    loop(run, settings("grpo", run=plain, loop={"steps": 3}, train={"algo": "grpo", "lr": 3e-3}))
     return run
 
 
@@ -544,8 +545,10 @@ def test_stale_rows_without_recorded_log_probs_are_refused(tmp_path):
         "grpo", run={"lag": 1}, rollout={**SMALL["rollout"], "logprobs_mode": "recomputed"},
         advantage={"old_logprobs": "recompute"},
     )  # fmt: skip
+    with pytest.raises(InputError, match="compares the policy with the one that sampled"):
+        loop(run, tables)  # what a lag adds reads them from the first step on
     with pytest.raises(InputError, match="were sampled by another policy than"):
-        loop(run, tables)
+        loop(run, merge(tables, {"run": {"lag_defaults": False}}), force=True)
     assert len(metrics(run, "train")) == 1
 
 

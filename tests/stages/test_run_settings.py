@@ -220,7 +220,10 @@ def test_settings_says_what_holds_and_where_it_is_from(tmp_path, monkeypatch, ca
     assert held["train.weight_decay"] == (0.01, "default")
     assert held["sapo.tau_neg"] == (2.0, "more.toml")
     assert held["run.lag"] == (1, "flag")
-    assert {source for _, source in held.values()} == {"default", "run.toml", "preset quickstart", "more.toml", "flag"}
+    assert held["off_policy.kl_coef"][1] == "lag"
+    assert {source for _, source in held.values()} == {
+        "default", "lag", "run.toml", "preset quickstart", "more.toml", "flag",
+    }  # fmt: skip
     assert "rollout.step" not in held
     assert "webshop_lite.n_products" not in held
     assert skyrl(["settings", "new", "--changed"]) == 0
