@@ -22,7 +22,7 @@ from nanoskyrl.stages.engines.base import face_of
 from nanoskyrl.stages.models.policy import resolve_policy
 from nanoskyrl.stages.models.remote_code import allow_code
 from nanoskyrl.stages.running.kept_up import KeptUp
-from nanoskyrl.stages.running.places import Places, check_place
+from nanoskyrl.stages.running.places import Places
 
 
 class Work(NamedTuple):
@@ -56,7 +56,6 @@ class Preparation:
                 runs in parallel with the loop.
             processes: That would train together.
         """
-        check_place(run)
         self.run, self.settings, self.processes = run, settings, processes
         self.config: RunConfig = stage_config(settings, "run")
         warnings.simplefilter("error" if stage_config(settings, "code").strict else "default", OtherCode)
@@ -64,6 +63,11 @@ class Preparation:
         self.places = Places(run, self.config, ahead=ahead)
         self.stages = self.places.stages
         self.kept = KeptUp(run.root, settings, keep_up=keep_up)
+
+    def _elsewhere(self) -> dict[str, Any]:
+        """Return who makes the parts of a stage, as it takes them; of processes that train together none is asked."""
+        executor = self.kept.executor() if self.processes == 1 else None
+        return {} if executor is None else {"executor": executor}
 
     def engine_config(self, name: str) -> Any:
         """Return the settings of an engine."""
@@ -76,7 +80,7 @@ class Preparation:
             policy = self.places.sampler_of(step) if output is None else resolve_policy(self.config.policy)
         return self._work_of(
             "rollout", policy, output or self.run.stage(step, "rollout"), config, step,
-            lambda: {"engine": self.kept.engine(config.engine)}, settings=self.settings,
+            lambda: {"engine": self.kept.engine(config.engine), **self._elsewhere()}, settings=self.settings,
         )  # fmt: skip
 
     def rollout_config(self, **flags: Any) -> Any:
@@ -94,7 +98,7 @@ class Preparation:
         source, target, step = self.places.of("score", step, source, output)
         config = stage_config(self.settings, "score")
         return self._work_of(
-            "score", source, target, config, step, lambda: {"again": again}, settings=self.settings
+            "score", source, target, config, step, lambda: {"again": again, **self._elsewhere()}, settings=self.settings
         )  # fmt: skip
 
     def advantage_work(
@@ -116,8 +120,8 @@ class Preparation:
             policy, reference = self.places.models_of(step, policy, reference)
             passes = self.kept.passes()
         return self._work_of(
-            "advantage", source, target, config, step, policy=policy, reference=reference, previous=previous,
-            passes=passes,
+            "advantage", source, target, config, step, self._elsewhere, policy=policy, reference=reference,
+            previous=previous, passes=passes,
         )  # fmt: skip
 
     def advantage_config(self, source: Path | None = None) -> Any:
