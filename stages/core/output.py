@@ -146,10 +146,8 @@ class Output:
 
 def tidy(directory: Path) -> None:
     """Take away what a process left that was killed between its manifest and its end; one at work is let be."""
-    if (
-        is_finished(directory)
-        and is_local(directory)
-        and ((directory / STARTED).exists() or lock_of(directory).exists())
+    if is_finished(directory) and (
+        (directory / STARTED).exists() or (is_local(directory) and lock_of(directory).exists())
     ):
         with contextlib.suppress(OutputError), locked(directory):
             (directory / STARTED).unlink(missing_ok=True)

@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -101,8 +101,13 @@ def mirror_of(path: Path) -> Path:
     return Path(home) / remote.protocol / remote.path.strip("/")
 
 
-def at_hand(directory: Path) -> Path:
-    """Return a directory on this machine: itself, or a copy of what lies behind its URL, which is kept."""
+def at_hand(directory: Path, without: Callable[[Path], bool] = lambda file: False) -> Path:
+    """Return a directory on this machine: itself, or a copy of what lies behind its URL, which is kept.
+
+    Args:
+        directory: The place.
+        without: Files that need not be in a copy.
+    """
     if is_local(directory):
         return directory
     copy = mirror_of(directory)
@@ -110,7 +115,7 @@ def at_hand(directory: Path) -> Path:
     for name, file in there.items():
         place, mark = copy / name, copy.parent / f".{copy.name}" / f"{name}.ukey"
         key = ukey(file)
-        if not (place.is_file() and mark.is_file() and mark.read_text() == key):
+        if not without(file) and not (place.is_file() and mark.is_file() and mark.read_text() == key):
             make_directory(mark.parent)
             with whole_file(place, durable=False) as opened, file.open("rb") as source:
                 shutil.copyfileobj(source, opened, 1 << 24)

@@ -22,7 +22,7 @@ from nanoskyrl.stages.core.executor import Job
 from nanoskyrl.stages.core.output import Output
 from nanoskyrl.stages.engines.base import Engine, face_of
 from nanoskyrl.stages.running.cluster.config import RayConfig, shape_of
-from nanoskyrl.stages.running.cluster.workers import EnvWorker, RolloutWorker, Surroundings, remote_engine
+from nanoskyrl.stages.running.cluster.workers import EnvWorker, RolloutWorker, Surroundings, cause_of, remote_engine
 from nanoskyrl.stages.running.whole_paths import module_folders
 
 
@@ -163,7 +163,6 @@ class RayExecutor:
     def fill(self, out: Output, job: Job, items: Iterable[tuple[int, Any]]) -> list[str]:
         """Have a part made of every item, and return why some were left out; see `Executor`."""
         import ray
-        from ray.exceptions import RayTaskError
 
         serves = job.engine is not None and face_of(job.engine[0]).holds_policy
         if job.engine is not None:
@@ -200,7 +199,7 @@ class RayExecutor:
             try:
                 found = ray.get(done)
             except Exception as error:
-                cause = error.cause if isinstance(error, RayTaskError) else error
+                cause = cause_of(error)
                 if not _is_loss(cause):
                     raise cause from error
                 mates = [busy.pop(ref)[2] for ref in [ref for ref, (whose, *_) in busy.items() if whose is team]]
@@ -219,7 +218,7 @@ class RayExecutor:
             hand_out()
         return left
 
-    def _count(self, lost: list[Item], losses: dict[int, int], error: Exception) -> None:
+    def _count(self, lost: list[Item], losses: dict[int, int], error: BaseException) -> None:
         """Count what was lost with a worker.
 
         Raises:
@@ -278,5 +277,5 @@ def _is_loss(error: BaseException) -> bool:
     return isinstance(error, RayActorError | ObjectLostError | OutOfMemoryError | NodeDiedError | WorkerCrashedError)
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0]

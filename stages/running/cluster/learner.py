@@ -17,7 +17,7 @@ from nanoskyrl.stages.core.manifest import is_finished
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.storage import as_path, is_local, write_whole
 from nanoskyrl.stages.running.cluster.config import ClusterShape
-from nanoskyrl.stages.running.cluster.workers import Surroundings
+from nanoskyrl.stages.running.cluster.workers import Surroundings, answers
 from nanoskyrl.stages.running.session import Session
 from nanoskyrl.stages.running.standing_trainer import KEEPER, STOP_FILE, follow
 
@@ -118,20 +118,10 @@ def train_on_ray(session: Session, **named: Any) -> Path:
     session.places.first_policy()  # once, before there are several to do it
     session.kept.executor().join()
     try:
-        _got(ray.remote(fit).options(num_cpus=0).remote(training_of(session, named=named)))
+        answers(ray.remote(fit).options(num_cpus=0).remote(training_of(session, named=named)))
     finally:
         session.close()
     return work.output
-
-
-def _got(ref: Any) -> None:
-    import ray
-    from ray.exceptions import RayTaskError
-
-    try:
-        ray.get(ref)
-    except RayTaskError as error:
-        raise error.cause from error
 
 
 class RayTrainer:
@@ -166,7 +156,7 @@ class RayTrainer:
         while not is_finished(place):
             ended, _ = ray.wait([self._ref], timeout=0)
             if ended and not is_finished(place):
-                _got(self._ref)
+                answers(self._ref)
                 raise EngineError(f"the trainer ended before step {step} was trained", hint="Run the loop again")
             time.sleep(seconds)
 

@@ -15,7 +15,7 @@ from nanoskyrl.stages.core.errors import EngineError
 from nanoskyrl.stages.core.executor import Job, Maker
 from nanoskyrl.stages.core.output import Written
 from nanoskyrl.stages.core.registry import look_in
-from nanoskyrl.stages.core.storage import is_local, patient
+from nanoskyrl.stages.core.storage import at_hand, is_local, patient
 from nanoskyrl.stages.engines.base import (
     AsyncEngine,
     AsyncTokenEngine,
@@ -28,9 +28,12 @@ from nanoskyrl.stages.engines.base import (
     face_of,
     make_engine,
 )
-from nanoskyrl.stages.models.policy import frame_digest, policy_at_hand, policy_digest
+from nanoskyrl.stages.models.policy import frame_digest, is_weights
 from nanoskyrl.stages.models.remote_code import allow_code
 from nanoskyrl.stages.models.rendering import Renderer
+
+NEEDED = ("policy_digest", "context_length", "canary_tolerance", "proof", "stop_ids")
+"""What must be known of an engine by who asks it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,7 @@ class RolloutWorker:
             self._engine, self._named = make_engine(name, config), (name, config)
         engine: TokenEngine = self._engine
         engine.load(policy if is_local(policy) else patient(policy))
-        told = {name: getattr(engine, name) for name in ("context_length", "canary_tolerance", "proof", "stop_ids")}
+        told = {name: getattr(engine, name) for name in NEEDED}
         if isinstance(engine, AsyncEngine):
             told |= {"capacity": engine.capacity, "trajectory_seconds": engine.trajectory_seconds}
         return told
@@ -99,6 +102,23 @@ class RolloutWorker:
             await asyncio.to_thread(self._engine.close)
 
 
+def cause_of(error: BaseException) -> BaseException:
+    """Return what was raised, out of what Ray wraps around it at each call from worker to worker."""
+    from ray.exceptions import RayTaskError
+
+    return cause_of(error.cause) if isinstance(error, RayTaskError) else error
+
+
+def answers(refs: Any) -> Any:
+    """Return what actors return; raises what they raised."""
+    import ray
+
+    try:
+        return ray.get(refs)
+    except Exception as error:
+        raise cause_of(error) from error
+
+
 class RemoteEngine(TokenEngine):
     """The engines of RolloutWorkers: all are brought to a policy, and the first one is asked."""
 
@@ -119,19 +139,17 @@ class RemoteEngine(TokenEngine):
 
     def load(self, policy: Path) -> None:
         """Have the workers take these weights; returns once they are in use."""
-        import ray
-
         policy = policy.absolute()
         self._workers = self._find()
-        told, *_ = ray.get([worker.load.remote(self._name, self._config, policy) for worker in self._workers])
+        told, *_ = answers([worker.load.remote(self._name, self._config, policy) for worker in self._workers])
         self._stop_ids = told.pop("stop_ids")
         for name, value in told.items():
             setattr(self, name, value)
-        if (frame := frame_digest(policy)) != self._frame:
+        files = at_hand(policy, without=is_weights)
+        if (frame := frame_digest(files)) != self._frame:
             from nanoskyrl.stages.models.loading import load_tokenizer  # which loads torch, that no grader needs
 
-            self.renderer, self._frame = Renderer(load_tokenizer(policy_at_hand(policy))), frame
-        self.policy_digest = policy_digest(policy)
+            self.renderer, self._frame = Renderer(load_tokenizer(files)), frame
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -140,15 +158,11 @@ class RemoteEngine(TokenEngine):
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Generation]:
         """Return one generation for each request, in order."""
-        import ray
-
-        return ray.get(self._workers[0].generate.remote(requests, sampling))
+        return answers(self._workers[0].generate.remote(requests, sampling))
 
     def logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Return nats of each token but the first, given those before, at temperature 1."""
-        import ray
-
-        return ray.get(self._workers[0].logprobs.remote(token_ids))
+        return answers(self._workers[0].logprobs.remote(token_ids))
 
 
 class RemoteServedEngine(RemoteEngine, ServedEngine):
@@ -156,13 +170,14 @@ class RemoteServedEngine(RemoteEngine, ServedEngine):
 
     async def sample(self, request: Request, sampling: SamplingParams) -> Generation:
         """Return what came of a request."""
-        return await self._workers[0].sample.remote(request, sampling)
+        try:
+            return await self._workers[0].sample.remote(request, sampling)
+        except Exception as error:
+            raise cause_of(error) from error
 
     def verify(self) -> None:
         """Raise ProofError unless what was generated comes from the policy that was asked for."""
-        import ray
-
-        ray.get([worker.verify.remote() for worker in self._workers])
+        answers([worker.verify.remote() for worker in self._workers])
 
     def close(self) -> None:
         """End the thread that asks."""
