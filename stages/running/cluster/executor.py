@@ -63,6 +63,8 @@ def connect(config: RayConfig, cpus: float) -> bool:
     return True
 
 
+ANSWER_SECONDS = 1.0
+"""How long the others are waited for once one answers; who comes later is brought to the policy before its first part."""
 Item = tuple[int, Any]
 NO_PART = -1
 """Index of what a worker had in hand that was lost while it began."""
@@ -152,8 +154,26 @@ class RayExecutor:
 
     def engine(self, name: str, config: Any) -> Engine:
         """Return the engine that all RolloutWorkers are brought to, as `sync` does."""
-        found = lambda: [team.rollout_worker for team in self.teams(serves=True)]  # noqa: E731
-        return remote_engine(name, self._on_own_gpus(config), found)
+        return remote_engine(name, self._on_own_gpus(config), self._serving)
+
+    def _serving(self) -> list[Any]:
+        """Return the RolloutWorkers that answer, at least one; those that were lost are replaced."""
+        import ray
+
+        while True:
+            asked = {team.rollout_worker.answers.remote(): team for team in self.teams(serves=True)}
+            ray.wait(list(asked))
+            done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS)
+            found = []
+            for ref in done:
+                try:
+                    found.append(ray.get(ref) and asked[ref].rollout_worker)
+                except Exception as error:
+                    if not _is_loss(cause_of(error)):
+                        raise cause_of(error) from error
+                    self._replace(asked[ref])
+            if found:
+                return found
 
     def _on_own_gpus(self, config: Any) -> Any:
         """Return an engine's settings for a worker, which sees no GPUs but its own."""

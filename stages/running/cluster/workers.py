@@ -60,6 +60,10 @@ class RolloutWorker:
         self._engine: Any = None
         self._alone = asyncio.Lock()
 
+    async def answers(self) -> bool:
+        """Say that this worker is there."""
+        return True
+
     async def load(self, name: str, config: Any, policy: Path) -> dict[str, Any]:
         """Bring this engine to a policy, and return what is to be known of it."""
         async with self._alone:
