@@ -64,7 +64,7 @@ def connect(config: RayConfig, cpus: float) -> bool:
 
 
 ANSWER_SECONDS = 1.0
-"""How long the others are waited for once one answers; who comes later is brought to the policy before its first part."""
+"""How long others are waited for once one answers; who comes later is brought to the policy before its first part."""
 Item = tuple[int, Any]
 NO_PART = -1
 """Index of what a worker had in hand that was lost while it began."""
