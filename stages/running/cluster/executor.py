@@ -102,13 +102,10 @@ class Team:
         self.env_workers = [actor(EnvWorker, serves + n, self.rollout_worker) for n in range(env_workers)]
 
     def disband(self) -> None:
-        """Give everything back."""
+        """Give everything back; servers that an engine started end with its process (`core/children.py`)."""
         import ray
         from ray.util.placement_group import remove_placement_group
 
-        if self.rollout_worker is not None:
-            with contextlib.suppress(Exception):  # it may be gone
-                ray.get(self.rollout_worker.close.remote(), timeout=10)
         for actor in (*self.env_workers, self.rollout_worker):
             if actor is not None:
                 ray.kill(actor)

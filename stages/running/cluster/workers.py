@@ -100,11 +100,6 @@ class RolloutWorker:
         """Raise ProofError unless what was generated comes from the policy that was asked for."""
         await asyncio.to_thread(self._engine.verify)
 
-    async def close(self) -> None:
-        """Stop what the engine started."""
-        if self._engine is not None:
-            await asyncio.to_thread(self._engine.close)
-
 
 def cause_of(error: BaseException) -> BaseException:
     """Return what was raised, out of what Ray wraps around it at each call from worker to worker."""
