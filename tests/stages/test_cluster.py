@@ -12,7 +12,7 @@ pytest.importorskip("moto.server")
 from clusters import OBJECT_STORE, cluster_of, s3
 from running import manifests
 
-from nanoskyrl.stages.core.errors import EngineError, OutputError
+from nanoskyrl.stages.core.errors import EngineError, OutputError, SettingsError
 from nanoskyrl.stages.core.storage import as_path, create_whole, locked
 from nanoskyrl.stages.running.interface import open_run
 
@@ -89,11 +89,7 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(cluster, store, local):
 
 def test_the_loop_on_ray_is_the_local_one(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("NANOSKYRL_CACHE", str(tmp_path / "mirror"))
-    settings = {
-        "rollout": {**ROLLOUT, "train_batch_size": 4},
-        "loop": {"steps": 2, "eval_every": 2},
-        "eval": {"limit": 8},
-    }
+    settings = {**SMALL, "loop": {"steps": 2, "eval_every": 2}, "eval": {"limit": 8}}
     with open_run(tmp_path / "run", settings) as run:
         assert run.loop() == 2
     place = "s3://bucket/loop"
@@ -106,12 +102,12 @@ def test_what_a_worker_raises_is_raised_here(cluster, tmp_path):
     settings = {"rollout": {**ROLLOUT, "stop_strings": ["x"]}, **on_ray(cluster, env_workers=1)}
     with (
         open_run(tmp_path / "run", settings) as run,
-        pytest.raises(Exception, match=r"takes no `rollout.stop_strings`"),
+        pytest.raises(SettingsError, match=r"takes no `rollout.stop_strings`"),
     ):
         run.rollout()
 
 
-def test_a_cluster_that_is_not_there_is_one_clear_error(tmp_path, monkeypatch):
+def test_a_cluster_that_is_not_there_is_one_clear_error(tmp_path):
     settings = {"rollout": ROLLOUT, "run": {"executor": "ray"}, "ray": {"address": "127.0.0.1:1"}}
     with open_run(tmp_path / "run", settings) as run, pytest.raises(EngineError, match=r"no Ray cluster at"):
         run.rollout()
