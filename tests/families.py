@@ -228,36 +228,42 @@ VLLM = sorted((Path(__file__).parent / "data").glob("vllm-*.txt"))[-1]
 
 
 def table() -> str:
-    """Return the table and what could not be made small.
-
-    Raises:
-        AssertionError: a family that is not refused is more than 1e-5 nats from rows alone.
-    """
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    served = set(VLLM.read_text().split())
+    """Return the table and what could not be made small."""
     lines = [
         f"| Family | Rows that share a batch on `hf` | Training | LoRA | vLLM {VLLM.stem.removeprefix('vllm-')} |",
         "| --- | --- | --- | --- | --- |",
     ]
     not_made = []
     for kind in every_family():
-        name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
-        with tempfile.TemporaryDirectory() as directory:
-            try:
-                write_family(kind, Path(directory))
-            except Exception:  # composites whose parts have sizes of their own, or want other packages
-                not_made.append(f"`{kind}`")
-                continue
-            cells = []
-            for how, gap in (generation(Path(directory)), training(Path(directory))):
-                assert gap < 1e-5, (kind, how, gap)
-                cells.append(how.replace(directory, "DIR").replace("|", ","))
-            cells.append("" if cells[1].startswith("refused") else adapters(Path(directory)))
-        if cells[0] == cells[1]:
-            cells[1] = "the same"
-        lines.append(f"| {kind} | {' | '.join(cells)} | {'yes' if name in served else ''} |")
+        if line := line_of(kind):
+            lines.append(line)
+        else:
+            not_made.append(f"`{kind}`")
     return "\n".join([*lines, "", f"Not tried, for no small one of text alone could be made: {', '.join(not_made)}."])
+
+
+def line_of(kind: str) -> str | None:
+    """Return a family's line, or nothing where no small one can be made.
+
+    Raises:
+        AssertionError: it is not refused, and is more than 1e-5 nats from rows alone.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            write_family(kind, Path(directory))
+        except Exception:  # composites whose parts have sizes of their own, or want other packages
+            return None
+        cells = []
+        for how, gap in (generation(Path(directory)), training(Path(directory))):
+            assert gap < 1e-5, (kind, how, gap)
+            cells.append(how.replace(directory, "DIR").replace("|", ","))
+        cells.append("" if cells[1].startswith("refused") else adapters(Path(directory)))
+    if cells[0] == cells[1]:
+        cells[1] = "the same"
+    served = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind] in VLLM.read_text().split()
+    return f"| {kind} | {' | '.join(cells)} | {'yes' if served else ''} |"
 
 
 def rendered() -> str:

@@ -31,8 +31,9 @@ GUARD_SECONDS = 300.0
 
 
 def as_from_a_terminal() -> None:
-    """Take Ctrl-C as usual, in a process to be: what is started in the background of a script ignores it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Take signals as usual, in a process to be: a script's background ignores Ctrl-C, and `nohup` ignores SIGHUP."""
+    for name in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(name, signal.SIG_DFL)
 
 
 def data_file(name: str) -> Path:

@@ -1,7 +1,7 @@
 """Processes that we start, and that are gone soon after us, by whatever signal we went.
 
 The kernel's own way, PR_SET_PDEATHSIG, follows the thread that started a process, is lost where a process changes its
-user, and is not inherited. So a keeper, started with the first child, looks at this process: a small Python in a
+user, and is not inherited. So a guard, started with the first child, looks at this process: a small Python in a
 session of its own, which no terminal and no signal to our group reaches. When this process is gone it ends, first
 by SIGTERM and soon by SIGKILL, every process that has our mark in its environment, those that were named to it,
 and what descends from either. It finds them again and again until there is none, and then removes the temporary
@@ -31,16 +31,16 @@ MARK = "NANOSKYRL_CALLERS"
 """In the environment of what we start: who started it and, before that, who started us, each as `pid-start`."""
 LOOK_SECONDS, GRACE_SECONDS = 0.5, 2.0
 QUIET_LOOKS = 2
-"""So many looks in a row that find nothing end the keeper: what was just being forked has shown by then."""
+"""So many looks in a row that find nothing end the guard: what was just being forked has shown by then."""
 
 
-class _Keeper:
-    """The keeper of this process, once there is one."""
+class _Guard:
+    """The guard of this process, once there is one."""
 
     lock = threading.Lock()
     pid = 0
     process: "subprocess.Popen[bytes] | None" = None
-    others: set[str] = set()  # noqa: RUF012 (of the process, which has one keeper)
+    others: set[str] = set()  # noqa: RUF012 (of the process, which has one guard)
     children: set[int] = set()  # noqa: RUF012
 
 
@@ -50,7 +50,7 @@ def ending_with_us(env: Mapping[str, str] | None = None) -> dict[str, str]:
     Args:
         env: What it is given besides; None: what we have.
     """
-    with _Keeper.lock:
+    with _Guard.lock:
         _keep()
     callers = os.environ.get(MARK, "")
     ours = _mark()
@@ -68,20 +68,20 @@ def children_end_with_us(name: str) -> None:
     for place in glob.glob("/proc/self/task/*/children"):
         with contextlib.suppress(OSError), open(place, "rb") as file:  # a thread that ended
             found |= set(map(int, file.read().split()))
-    with _Keeper.lock:
+    with _Guard.lock:
         _keep()
-        names = {f"{pid}-{start_of(pid)}" for pid in found - _Keeper.children if _name_of(pid) == name}
-        _Keeper.children = found
-        _Keeper.others |= names
+        names = {f"{pid}-{start_of(pid)}" for pid in found - _Guard.children if _name_of(pid) == name}
+        _Guard.children = found
+        _Guard.others |= names
         _tell(names)
 
 
 def kept_directory(prefix: str, folder: Path | None = None) -> Path:
     """Return a new temporary directory that is gone soon after this process, or once `drop_directory` is called."""
     made = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
-    with _Keeper.lock:
+    with _Guard.lock:
         _keep()
-        _Keeper.others.add(str(made))
+        _Guard.others.add(str(made))
         _tell([str(made)])
     return made
 
@@ -89,8 +89,8 @@ def kept_directory(prefix: str, folder: Path | None = None) -> Path:
 def drop_directory(made: Path) -> None:
     """Remove a temporary directory."""
     shutil.rmtree(made, ignore_errors=True)
-    with _Keeper.lock:
-        _Keeper.others.discard(str(made))
+    with _Guard.lock:
+        _Guard.others.discard(str(made))
         _tell([f"-{made}"])
 
 
@@ -152,24 +152,24 @@ def _mark() -> str:
 
 
 def _keep() -> None:
-    """See to it that this process has a keeper; a forked one needs its own."""
-    if _Keeper.pid == os.getpid() and _Keeper.process is not None and _Keeper.process.poll() is None:
+    """See to it that this process has a guard; a forked one needs its own."""
+    if _Guard.pid == os.getpid() and _Guard.process is not None and _Guard.process.poll() is None:
         return
-    if _Keeper.pid != os.getpid():
-        _Keeper.others, _Keeper.children = set(), set()
+    if _Guard.pid != os.getpid():
+        _Guard.others, _Guard.children = set(), set()
         atexit.register(_let_go, os.getpid())
     # By its path, and with nothing of ours imported: it is up in some ten milliseconds. It carries nobody's mark.
-    _Keeper.process = subprocess.Popen(
+    _Guard.process = subprocess.Popen(
         [sys.executable, "-P", os.path.abspath(__file__), str(os.getpid()), _mark()],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, cwd="/",
         env={name: value for name, value in os.environ.items() if name != MARK},
     )  # fmt: skip
-    _Keeper.pid = os.getpid()
-    _tell(_Keeper.others)
+    _Guard.pid = os.getpid()
+    _tell(_Guard.others)
 
 
 def _tell(lines: Iterable[str]) -> None:
-    pipe = _Keeper.process.stdin if _Keeper.process is not None and _Keeper.pid == os.getpid() else None
+    pipe = _Guard.process.stdin if _Guard.process is not None and _Guard.pid == os.getpid() else None
     if pipe is not None:
         with contextlib.suppress(OSError):  # somebody killed it: the next child has another one started
             pipe.write("".join(f"{line}\n" for line in lines).encode())
@@ -177,13 +177,13 @@ def _tell(lines: Iterable[str]) -> None:
 
 
 def _let_go(pid: int) -> None:
-    """At the end of this process: no word about a child that is still running, which the keeper is meant to be."""
-    if os.getpid() == pid and _Keeper.process is not None:
-        _Keeper.process.returncode = _Keeper.process.returncode or 0
+    """At the end of this process: no word about a child that is still running, which the guard is meant to be."""
+    if os.getpid() == pid and _Guard.process is not None:
+        _Guard.process.returncode = _Guard.process.returncode or 0
 
 
 def keep(caller: int, mark: str) -> None:
-    """Wait until a process is gone, then end what it started, and remove what it made. This is what the keeper does.
+    """Wait until a process is gone, then end what it started, and remove what it made. This is what the guard does.
 
     Args:
         caller: The process that started this one.

@@ -255,14 +255,13 @@ def _suggest(table: str, key: str, known: list[str]) -> str:
 def _place_of(key: str) -> tuple[str, str] | None:
     """Return table and name of the setting that a key most likely stands for, under our word or a rival's."""
     key = RIVAL_WORDS.get(key, key)
-    best, score = None, 0.75
+    places: dict[str, str] = {}
     for table in tables():
         found = config_class(table)
         for field in dataclasses.fields(found) if found else ():
-            likeness = difflib.SequenceMatcher(None, key, field.name).ratio()
-            if likeness > score:
-                best, score = (table, field.name), likeness
-    return best
+            places.setdefault(field.name, table)
+    close = difflib.get_close_matches(key, places, n=1, cutoff=0.75)
+    return (places[close[0]], close[0]) if close else None
 
 
 def build(config: type[C], values: Mapping[str, Any], table: str) -> C:

@@ -23,7 +23,7 @@ from nanoskyrl.stages.running.session import Session
 
 STOP_FILE = "train.stop"
 """In the run directory: asks its trainer to stop. The trainer takes it away."""
-KEEPER = "NANOSKYRL_KEEPER"
+LOOP_PID = "NANOSKYRL_LOOP_PID"
 """In the environment: the process whose end is the trainer's, too."""
 LOOK_SECONDS = 0.2
 NOTHING, STOP = -1, -2
@@ -69,7 +69,7 @@ def follow(
     )
     with told_to_stop(stop), world.if_main(locked(run.root / STOP_FILE, held)):
         # Not before it is known that no other trainer is at work: a run remembers nothing of one that was refused.
-        if world.is_main and KEEPER not in os.environ:
+        if world.is_main and LOOP_PID not in os.environ:
             remember(run, session.settings, session.given)
         step = world.broadcast(next_to_train(run))
         if world.is_main and step:
@@ -95,7 +95,7 @@ def follow(
 
 def _look(run: Run, step: int, stage: str, stop: threading.Event) -> int:
     """Return the step if it can be trained, or what to do instead."""
-    keeper = int(os.environ.get(KEEPER, "0"))
-    if stop.is_set() or (run.root / STOP_FILE).exists() or not alive(keeper):
+    loop = int(os.environ.get(LOOP_PID, "0"))
+    if stop.is_set() or (run.root / STOP_FILE).exists() or not alive(loop):
         return STOP
     return step if is_finished(run.stage(step, stage)) else NOTHING

@@ -13,7 +13,7 @@ from nanoskyrl.stages.core.manifest import is_finished
 from nanoskyrl.stages.core.storage import make_directory, mirror_of
 from nanoskyrl.stages.running.run_settings import as_toml
 from nanoskyrl.stages.running.session import Session
-from nanoskyrl.stages.running.standing_trainer import KEEPER, STOP_FILE
+from nanoskyrl.stages.running.standing_trainer import LOOP_PID, STOP_FILE
 
 LOG = "train.log"
 LOOK_SECONDS = 0.05
@@ -57,7 +57,7 @@ class TrainerProcess:
             "--config", str(settings), "--num-processes", str(max(1, len(self.gpus))), *self._arguments,
         ]  # fmt: skip
         with self.log.open("ab") as log:
-            place = {"CUDA_VISIBLE_DEVICES": visible(self.gpus), KEEPER: str(os.getpid())}
+            place = {"CUDA_VISIBLE_DEVICES": visible(self.gpus), LOOP_PID: str(os.getpid())}
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 env=ending_with_us({**os.environ, **place}),

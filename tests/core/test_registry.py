@@ -61,7 +61,7 @@ def test_a_name_that_is_built_in_or_a_module_reads_no_installed_package(plug_in,
     def read(**_):
         raise AssertionError("reads a file of every package")
 
-    monkeypatch.setattr("importlib.metadata.entry_points", read)
+    monkeypatch.setattr("importlib.metadata.distributions", read)
     assert lookup("algo", "sapo").name == "sapo"
     assert lookup("env", "gsm8k") is not None
     assert lookup("env", "labyrinth:Maze").doors == 4

@@ -78,9 +78,11 @@ def test_a_share_of_the_attacks_fails(backend, promise):
     assert [row for row in rows if row["breach"] is not None] == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("promise", PROMISES)
-@pytest.mark.parametrize("who", ["as we are", "as an ordinary user"])
+@pytest.mark.parametrize(
+    "who",
+    [pytest.param("as we are", marks=pytest.mark.slow), pytest.param("as an ordinary user", marks=pytest.mark.long)],
+)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_attack_succeeds(backend, who, promise):
     need(backend)
@@ -102,7 +104,7 @@ def test_the_ordinary_user_is_one():
     assert (ran.stdout, ran.stderr) == (f"54321 [] {'0' * 16}\n", "")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("promise", PROMISES)
 def test_every_attack_succeeds_where_nothing_holds_it(promise):
     need(FULL_PYTHON)
@@ -111,7 +113,7 @@ def test_every_attack_succeeds_where_nothing_holds_it(promise):
     assert failed <= set(PROMISES[promise].may_lack)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_hundred_and_fifty_attacks_prove_something_here():
     need(FULL_PYTHON)
     assert sum(row["breach"] is not None for row in outcomes(NONE, "sacrificed").values()) >= 150

@@ -87,7 +87,7 @@ def alive(process):
     return False
 
 
-def is_keeper(process):
+def is_guard(process):
     with contextlib.suppress(psutil.Error):
         return any(word.endswith("children.py") for word in process.cmdline())
     return False
@@ -105,7 +105,7 @@ def started(caller, mark, expected):
     end = time.monotonic() + GUARD_SECONDS
     while time.monotonic() < end:
         found = [*psutil.Process(caller.pid).children(recursive=True), *with_mark(mark)]
-        own = [p for p in found if not is_keeper(p)]
+        own = [p for p in found if not is_guard(p)]
         if with_mark(mark) if expected else any(busy(p) for p in own):
             return set(found)
         if not expected and own and time.monotonic() > end - GUARD_SECONDS + 3:  # it is there, and idle
@@ -155,7 +155,7 @@ def trainers_left_after(way, name, folder):
             [sys.executable, "-m", "nanoskyrl_cli.main", *WORDS[way], "--run", str(run.root), *flags], stdout=said,
             stderr=said, env={**os.environ, "TMPDIR": str(scratch)}, preexec_fn=_as_from_a_terminal,
         )  # fmt: skip
-    mark = "RANK" if "--num-processes" in WORDS[way] else "NANOSKYRL_KEEPER"
+    mark = "RANK" if "--num-processes" in WORDS[way] else "NANOSKYRL_LOOP_PID"
     end = time.monotonic() + GUARD_SECONDS
     while not [p for p in with_environment(scratch) if p.pid != caller.pid and mark in p.environ()]:
         assert caller.poll() is None, (folder / "said").read_text()

@@ -25,7 +25,7 @@ def marks_of(way, name):
     ("way", "name"),
     [
         pytest.param(way, name, marks=marks_of(way, name))
-        # The keeper sees that a caller is gone, and not by what; `lost_callers.py` tries each way with each signal.
+        # The guard sees that a caller is gone, and not by what; `lost_callers.py` tries each way with each signal.
         for number, way in enumerate(WAYS)
         for name in dict.fromkeys((signal.SIGKILL, SIGNALS[number % len(SIGNALS)]))
     ],

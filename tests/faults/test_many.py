@@ -34,7 +34,7 @@ def done(folder, rollout, stages):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_200_000_trajectories_are_scored_and_estimated(tmp_path):
     rollout = {"engine": "scripted", "train_batch_size": 6250, "n_samples_per_prompt": 32, "rows_per_part": 4096}
     found = done(tmp_path, rollout, "rollout,score,advantage")
@@ -43,7 +43,7 @@ def test_200_000_trajectories_are_scored_and_estimated(tmp_path):
     assert found["advantage"]["peak_mb"] < 8192
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_10_000_environments_are_played_at_once(tmp_path):
     # All rows of a part are played together, turn by turn.
     rollout = {

@@ -107,8 +107,7 @@ def test_memory_that_is_not_there_is_one_error_and_nothing_is_trained(greedy, ad
     assert not is_finished(out)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("rank", [pytest.param("0", marks=pytest.mark.long), pytest.param("1", marks=pytest.mark.slow)])
 def test_where_a_process_that_trains_dies_the_command_says_so_and_the_same_one_makes_it(rank, advantages, tmp_path):
     command = [
         sys.executable,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from families import PAGE, RECIPE, generation, rendered, training, write_family
+from families import PAGE, RECIPE, every_family, generation, line_of, rendered, training, write_family
 from torch import nn
 
 from nanoskyrl.stages.core.errors import InputError
@@ -148,6 +148,13 @@ class _WithLast(nn.Module):
 
 
 @pytest.mark.slow
+def test_a_share_of_the_families_is_as_the_page_says():
+    found = [line for kind in every_family()[::8] if (line := line_of(kind))]
+    assert len(found) > 10
+    assert [line for line in found if line not in PAGE.read_text().splitlines()] == []
+
+
+@pytest.mark.long
 def test_every_causal_family_is_right_or_refused_as_the_page_says():
     assert RECIPE["num_hidden_layers"] == 2
     assert rendered() == PAGE.read_text()

@@ -186,14 +186,15 @@ def test_a_run_killed_in_every_stage_ends_with_the_bytes_of_an_unbroken_one(whol
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_example_script_gives_the_bytes_of_the_loop(tmp_path):
-    env = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
+    env = {**os.environ, "STEPS": "2", "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
     by_hand = subprocess.run(
         [ROOT / "examples" / "by_hand.sh", tmp_path / "hand"], env=env, capture_output=True, text=True, check=False
     )
     assert by_hand.returncode == 0, by_hand.stderr
     looped = skyrl(
-        "loop", "--preset", "quickstart", "--steps", 3, "--set", "loop.eval_every=0", "--run", tmp_path / "looped"
+        "loop", "--preset", "quickstart", "--steps", 2, "--set", "loop.eval_every=0", "--run", tmp_path / "looped"
     )
     assert looped.returncode == 0, looped.stderr
     assert same_bytes(tmp_path / "hand", tmp_path / "looped") == []

@@ -26,7 +26,7 @@ from nanoskyrl.stages.running.loop import LoopConfig, loop
 from nanoskyrl.stages.running.placement import gpus_of, placement_of
 from nanoskyrl.stages.running.run_settings import begin_run, settings_for
 from nanoskyrl.stages.running.session import Session
-from nanoskyrl.stages.running.standing_trainer import KEEPER, STOP_FILE, follow
+from nanoskyrl.stages.running.standing_trainer import LOOP_PID, STOP_FILE, follow
 from nanoskyrl.stages.running.trainer_process import TrainerProcess
 
 LAGGED = merge(SMALL, {"run": {"lag": 1}, "loop": {"steps": 3}})
@@ -113,13 +113,13 @@ def test_a_second_trainer_of_a_run_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keeper", "remembered"), [(None, {"lr": 1e-3}), (os.getpid(), {})], ids=["by hand", "of a loop"]
+    ("loop_pid", "remembered"), [(None, {"lr": 1e-3}), (os.getpid(), {})], ids=["by hand", "of a loop"]
 )
-def test_a_run_remembers_the_settings_of_a_trainer_that_no_loop_keeps(keeper, remembered, tmp_path, monkeypatch):
+def test_a_run_remembers_the_settings_of_a_trainer_that_no_loop_keeps(loop_pid, remembered, tmp_path, monkeypatch):
     run, given = Run(tmp_path / "run"), {"train": {"lr": 1e-3}}
     begin_run(run, LAGGED)
-    if keeper is not None:
-        monkeypatch.setenv(KEEPER, str(keeper))
+    if loop_pid is not None:
+        monkeypatch.setenv(LOOP_PID, str(loop_pid))
     follow(Session(run, merge(LAGGED, given), given=given, keep_up=True, ahead=True), steps=0)
     assert settings_for(run).get("train", {}) == remembered
 
@@ -145,7 +145,7 @@ def test_the_command_ends_at_a_signal_and_with_whoever_keeps_it(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     left = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, KEEPER: str(gone.pid)}, check=False
+        command, capture_output=True, text=True, env={**os.environ, LOOP_PID: str(gone.pid)}, check=False
     )
     first, last = left.stderr.splitlines()
     assert (left.returncode, last) == (0, "Stopped after 0 steps.")
@@ -177,7 +177,7 @@ def test_an_overlapped_loop_killed_anywhere_ends_with_the_same_bytes(whole, tmp_
                 time.sleep(0.01)
             trainers = psutil.Process(process.pid).children()
             process.kill()
-        psutil.wait_procs(trainers, timeout=GUARD_SECONDS)  # they see that their keeper is gone
+        psutil.wait_procs(trainers, timeout=GUARD_SECONDS)  # they see that their loop is gone
     done = skyrl(*command)
     assert done.returncode == 0, done.stderr
     assert same_bytes(whole, tmp_path / "run") == []
@@ -195,7 +195,7 @@ def test_a_loop_that_is_terminated_stops_its_trainer_and_ends_with_the_same_byte
     command = ["loop", "--run", tmp_path / "run", "--steps", 3, "--lag", 1, "--gpus-generate", "cpu",
                "--gpus-train", "cpu", *as_flags({"rollout": SMALL["rollout"]})]  # fmt: skip
     program = [sys.executable, "-m", "nanoskyrl_cli.main", *map(str, command)]
-    for step, stage in (("step-000000", "score"), ("step-000000", "train"), ("step-000002", "rollout")):
+    for step, stage in (("step-000000", "train"), ("step-000002", "rollout")):
         with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
             while process.poll() is None and not (tmp_path / "run" / step / stage).exists():
                 time.sleep(0.01)

@@ -83,8 +83,15 @@ def test_deepspeed_has_the_loss_gradient_and_weights_of_one_process(
     assert not (tmp_path / "compiled").exists()  # a process killed while it compiles leaves a lock for ever
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"critic.backbone": "shared"}, {"train.lora_rank": 4}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, marks=pytest.mark.long),
+        pytest.param({"critic.backbone": "shared"}, marks=pytest.mark.slow),
+        pytest.param({"train.lora_rank": 4}, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
 def test_ppo_s_critic_learns_in_two_processes_as_in_one(tmp_path, settings):
     run = Run(tmp_path / "run")
     session = Session(run, merge(SMALL, {"train": {"algo": "ppo"}}))

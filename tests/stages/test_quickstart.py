@@ -21,7 +21,7 @@ def test_the_quickstart_learns_from_half_right_to_nearly_always(tmp_path):
     assert after["success"] >= 0.85
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_starter_learns_to_act_in_the_easiest_household(tmp_path):
     run = tmp_path / "run"
