@@ -10,7 +10,7 @@ pytest.importorskip("ray")
 pytest.importorskip("moto.server")
 
 from clusters import OBJECT_STORE, cluster_of, s3
-from running import manifests
+from running import SMALL, manifests
 
 from nanoskyrl.stages.core.errors import EngineError, OutputError, SettingsError
 from nanoskyrl.stages.core.storage import as_path, create_whole, locked
