@@ -19,7 +19,7 @@ from nanoskyrl.stages.core.storage import as_path, is_local, write_whole
 from nanoskyrl.stages.running.cluster.config import ClusterShape
 from nanoskyrl.stages.running.cluster.workers import Surroundings, answers
 from nanoskyrl.stages.running.session import Session
-from nanoskyrl.stages.running.standing_trainer import KEEPER, STOP_FILE, follow
+from nanoskyrl.stages.running.standing_trainer import LOOP_PID, STOP_FILE, follow
 
 LOOK_SECONDS, LOOK_FAR_SECONDS = 0.05, 0.5
 """Between two looks whether a step is trained, here and behind a URL."""
@@ -57,7 +57,7 @@ def learn(given: dict[str, Training]) -> None:
     """Train, as one process of the group."""
     training = given["training"]
     training.surroundings.enter()
-    os.environ[KEEPER] = "0"  # the run's settings are the loop's
+    os.environ[LOOP_PID] = "0"  # the run's settings are the loop's
     follows = training.follows is not None
     session = Session(Run(as_path(training.root)), training.settings, keep_up=True, ahead=follows)
     if follows:
