@@ -5,13 +5,12 @@ k3 = exp(-d) + d - 1. k1 and k3 are unbiased in value; as a loss, k1 has no grad
 expectation, k2 has that of KL(policy || reference), k3 that of KL(reference || policy).
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 from nanoskyrl.algos.ratios import LOG_RATIO_LIMIT, masked, token_log_ratio
 from nanoskyrl.algos.tensors import Tensor
 
 KlEstimator = Literal["k1", "k2", "k3", "abs"]
-KL_ESTIMATORS = get_args(KlEstimator)
 K3_LIMIT = 10.0
 """verl and SkyRL bound k3 so: a single token that the policy has all but forgotten would outweigh a batch."""
 
@@ -32,7 +31,7 @@ def kl(
         logprobs: [B, T] nats; carries the gradient.
         ref_logprobs: [B, T] nats.
         mask: [B, T] nonzero where trained.
-        estimator: One of KL_ESTIMATORS.
+        estimator: One of KlEstimator.
         straight_through: Keep the value, and take the gradient of k2.
         log_limit: Bound of d before it is exponentiated, in k3.
         value_limit: Bound of the estimate.

@@ -608,7 +608,7 @@ def head(policy: Path, batch: Batch) -> None:
         return Fused.apply(states, weight, labels, None, None, -100, 0.0, 0.0, "sum")[0]
 
     def ours_(fused: bool) -> torch.Tensor:
-        return -logprobs.Head(model, fused=fused)(states, labels, 1.0)[0].sum()
+        return -logprobs.LogprobHead(model, fused=fused)(states, labels, 1.0)[0].sum()
 
     tries = {"whole logits": whole, "liger": liger, "ours, with entropy": lambda: ours_(False)}
     if CUDA:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoskyrl.envs.datasets import read_rows
-from nanoskyrl.envs.graders.program_tests import shortened
 from nanoskyrl.stages.core.errors import InputError, told_as
+from nanoskyrl.stages.core.safe_text import shortened
 
 Row = dict[str, Any]
 
@@ -34,7 +34,7 @@ def needed_text(row: Row, *names: str) -> None:
     """Raise ValueError unless all of these columns hold text."""
     for name in names:
         if not isinstance(row[name], str):
-            raise ValueError(f"`{name}` must be text, not {shortened(row[name])}")
+            raise ValueError(f"`{name}` must be text, not {shortened(repr(row[name]))}")
 
 
 def bench_rows(

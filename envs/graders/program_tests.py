@@ -25,6 +25,7 @@ from typing import Any
 
 from nanoskyrl.envs.sandbox.base import Limits, full_python, run_python
 from nanoskyrl.stages.core.errors import SandboxError
+from nanoskyrl.stages.core.safe_text import shortened
 
 PASSED = "all tests pass"
 SCRIPT = (
@@ -33,8 +34,6 @@ SCRIPT = (
     "nanoskyrl.envs.graders.two_process_tests",
 )
 """Modules whose texts run in the sandbox; named in full, so that whoever follows what is imported finds them."""
-SHOWN = 60
-"""Characters of a value that is refused."""
 
 
 def parsed_tests(tests: Any) -> ast.Module:
@@ -44,19 +43,13 @@ def parsed_tests(tests: Any) -> ast.Module:
         ValueError: it is no text, or no Python: every solution would fail it.
     """
     if not isinstance(tests, str):
-        raise ValueError(f"tests must be text, not {shortened(tests)}")
+        raise ValueError(f"tests must be text, not {shortened(repr(tests))}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a stray backslash in them is nobody's business here
             return ast.parse(tests)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"tests are no Python: {type(error).__name__}: {error}") from error
-
-
-def shortened(value: Any) -> str:
-    """Return a value for a message."""
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def run_tests(

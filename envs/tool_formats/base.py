@@ -301,3 +301,12 @@ def _aside(whole: str, mark: str, inside: str) -> Aside:
 def thought(text: str) -> Aside:
     """Return reasoning in the tags that environments pass over."""
     return Aside(f"<think>{text}</think>", text)
+
+
+def after_broken_call(text: str, start: int, opening: str = TOOL_CALL, closing: str = TOOL_CALL_END) -> int:
+    """Return where to continue after a call that cannot be read: its closing mark, or the next opening one."""
+    following = text.find(opening, start)
+    end = text.find(closing, start, following if following >= 0 else len(text))
+    if end >= 0:
+        return end + len(closing)
+    return following if following >= 0 else len(text)

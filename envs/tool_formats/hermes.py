@@ -20,6 +20,7 @@ from nanoskyrl.envs.tool_formats.base import (
     Piece,
     ToolFormat,
     Tools,
+    after_broken_call,
     as_calls,
     deeper_than,
     malformed,
@@ -62,15 +63,6 @@ def _calls_at(text: str, start: int) -> tuple[list[ParsedCall], int]:
 def _after_space(text: str, start: int) -> int:
     found = _SPACE.match(text, start)
     return found.end() if found else start
-
-
-def after_broken_call(text: str, start: int) -> int:
-    """Return where to continue after a call that cannot be read: its closing tag, or the next opening one."""
-    following = text.find(TOOL_CALL, start)
-    end = text.find(TOOL_CALL_END, start, following if following >= 0 else len(text))
-    if end >= 0:
-        return end + len(TOOL_CALL_END)
-    return following if following >= 0 else len(text)
 
 
 def write(name: str, args: Mapping[str, Any]) -> str:

@@ -10,7 +10,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from nanoskyrl.envs.tool_formats.base import MAX_DEPTH, ParsedCall, Piece, ToolFormat, Tools, malformed, scan
+from nanoskyrl.envs.tool_formats.base import (
+    MAX_DEPTH,
+    ParsedCall,
+    Piece,
+    ToolFormat,
+    Tools,
+    after_broken_call,
+    malformed,
+    scan,
+)
 
 _SPACE = re.compile(r"\s*")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.])")
@@ -132,7 +141,9 @@ def read_pythonic(text: str, tools: Tools = ()) -> list[Piece]:
                 calls.append(ParsedCall(name, literals.listed_pairs(")", "=")))
             literals.need(_LIST_END)
         except ValueError as error:
-            return [malformed(f"the call is no list of calls: {error}")], _after(text, mark.end(), _LIST, _LIST_END)
+            return [malformed(f"the call is no list of calls: {error}")], after_broken_call(
+                text, mark.end(), _LIST, _LIST_END
+            )
         return calls or [malformed("the list of calls is empty")], literals.position
 
     return scan(text, re.escape(_LIST), read)
@@ -161,7 +172,9 @@ def read_gemma(text: str, tools: Tools = ()) -> list[Piece]:
             call = ParsedCall(name, literals.listed_pairs("}", ":"))
             literals.need(_CALL_END)
         except ValueError as error:
-            return [malformed(f"the call cannot be read: {error}")], _after(text, mark.end(), _CALL, _CALL_END)
+            return [malformed(f"the call cannot be read: {error}")], after_broken_call(
+                text, mark.end(), _CALL, _CALL_END
+            )
         return [call], literals.position
 
     return scan(text, re.escape(_CALL), read)
@@ -178,15 +191,6 @@ def _gemma(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{_gemma(item)}" for key, item in value.items()) + "}"
     return f"[{','.join(map(_gemma, value))}]" if isinstance(value, list) else json.dumps(value)
-
-
-def _after(text: str, start: int, opening: str, closing: str) -> int:
-    """Return where to continue after a call that cannot be read."""
-    following = text.find(opening, start)
-    end = text.find(closing, start, following if following >= 0 else len(text))
-    if end >= 0:
-        return end + len(closing)
-    return following if following >= 0 else len(text)
 
 
 LFM2 = ToolFormat(read=read_pythonic, write=write_pythonic)

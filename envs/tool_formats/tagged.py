@@ -17,11 +17,11 @@ from nanoskyrl.envs.tool_formats.base import (
     Piece,
     ToolFormat,
     Tools,
+    after_broken_call,
     malformed,
     scan,
     typed,
 )
-from nanoskyrl.envs.tool_formats.hermes import after_broken_call
 
 _FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>")

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nanoskyrl.envs.base import Score, Task
-from nanoskyrl.eval.base import Scored, WithTools, graded, unjudged, user, wrong
-from nanoskyrl.eval.benchmarks.hle import answer_line
+from nanoskyrl.eval.base import Scored, graded, unjudged, user, wrong
+from nanoskyrl.eval.benchmarks.hle import Judged, answer_line
 from nanoskyrl.eval.benchmarks.words import same_words
-from nanoskyrl.eval.judge import WORKERS, JudgedConfig, filled, judge_of, verdict_of
+from nanoskyrl.eval.judge import JudgedConfig, filled, verdict_of
 from nanoskyrl.eval.rows import Hub, Row
 from nanoskyrl.stages.core.trajectory import Trajectory
 
@@ -50,26 +50,14 @@ SCHEMA = {
 PARTS = ("precision", "recall", "f1", "fully_correct", "correct_with_excess", "fully_wrong")
 
 
-class DeepSearchQa(WithTools):
+class DeepSearchQa(Judged):
     """The `eval` split."""
 
     Config = JudgedConfig
     name = "deepsearchqa"
     hub = Hub(name="google/deepsearchqa", config="deepsearchqa", split="eval")
     columns = ("problem", "answer", "answer_type")
-    workers = WORKERS
-    waits = True
-    max_generate_length = 8192
-
-    def __init__(self, config: JudgedConfig) -> None:
-        """Find out who judges."""
-        super().__init__(config)
-        self.judge = judge_of(config)
-
-    @property
-    def metric(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Fully correct by a judge, or by comparing words."""
-        return "fully_correct" if self.judge is not None else "exact_match_no_judge"
+    judged = "fully_correct"
 
     def pose(self, row: Row, index: int) -> Task:
         """Return a row's question."""

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from nanoskyrl.envs.base import Score, Task
 from nanoskyrl.envs.graders.judge import Judge
@@ -49,7 +49,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 """The authors' fields."""
-JUDGED, UNJUDGED = "accuracy", "exact_match_no_judge"
+UNJUDGED = "exact_match_no_judge"
 
 _CONFIDENCE = re.compile(
     r"^[\s*_#>]*confidence[\s*_]*[:：][\s*_]*(\d{1,3}(?:\.\d+)?)\s*%?", re.IGNORECASE | re.MULTILINE
@@ -73,6 +73,8 @@ class Judged(WithTools):
     waits = True
     max_generate_length = 8192
     answer_line = "Answer"
+    judged: ClassVar[str] = "accuracy"
+    """What `success` is called where a judge says so."""
     judge: Judge | None
 
     def __init__(self, config: JudgedConfig) -> None:
@@ -82,8 +84,8 @@ class Judged(WithTools):
 
     @property
     def metric(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Accuracy only where a judge says so."""
-        return JUDGED if self.judge is not None else UNJUDGED
+        """What decides."""
+        return UNJUDGED if self.judge is None else self.judged
 
     def gold(self, task: Task) -> str:
         """Answer in the three lines."""

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nanoskyrl.envs.base import Score, Task
-from nanoskyrl.envs.graders.program_tests import parsed_tests, run_tests, shortened
+from nanoskyrl.envs.graders.program_tests import parsed_tests, run_tests
 from nanoskyrl.envs.sandbox.base import Limits, full_python
 from nanoskyrl.eval.base import Benchmark, graded, user, wrong
 from nanoskyrl.eval.benchmarks.code import fenced
 from nanoskyrl.eval.rows import Hub, Row, needed_text
+from nanoskyrl.stages.core.safe_text import shortened
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 LIMITS = Limits(seconds=10.0, memory_mb=1024)
@@ -37,7 +38,7 @@ class HumanEval(Benchmark):
         needed_text(row, "prompt", "canonical_solution", "test", "entry_point")
         name = row["entry_point"]
         if not name.isidentifier() or f"def {name}" not in row["prompt"]:
-            raise ValueError(f"`entry_point` is {shortened(name)}, a function that `prompt` does not begin")
+            raise ValueError(f"`entry_point` is {shortened(repr(name))}, a function that `prompt` does not begin")
         try:
             tree = parsed_tests(row["test"])
         except ValueError as error:

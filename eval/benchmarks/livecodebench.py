@@ -16,13 +16,13 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from nanoskyrl.envs.base import Score, Task
-from nanoskyrl.envs.graders.program_tests import shortened
 from nanoskyrl.envs.sandbox.base import Limits, full_python
 from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user, wrong
 from nanoskyrl.eval.benchmarks.code import last_block, run_program, run_solution, same_output
 from nanoskyrl.eval.benchmarks.mmlu import by_group
 from nanoskyrl.eval.rows import Hub, Row, needed_text, place_of
 from nanoskyrl.stages.core.errors import InputError, SettingsError, told_as
+from nanoskyrl.stages.core.safe_text import shortened
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 STDIN, FUNCTIONAL = "stdin", "functional"
@@ -201,10 +201,10 @@ def _function_of(row: Row) -> str | None:
     """
     found = _from_json(row, "metadata") if row["metadata"] else {}
     if not isinstance(found, dict):
-        raise ValueError(f"`metadata` must be a JSON object, not {shortened(found)}")
+        raise ValueError(f"`metadata` must be a JSON object, not {shortened(repr(found))}")
     name = found.get("func_name")
     if name is not None and not isinstance(name, str):
-        raise ValueError(f"func_name in `metadata` must be text, not {shortened(name)}")
+        raise ValueError(f"func_name in `metadata` must be text, not {shortened(repr(name))}")
     return name
 
 
@@ -216,16 +216,18 @@ def _is_functional(test: Mapping[str, Any], name: str | None) -> bool:
 def _check_tests(column: str, tests: Any, name: str | None) -> None:
     """Raise ValueError unless these are tests that a program can pass."""
     if not isinstance(tests, list):
-        raise ValueError(f"`{column}` must be a list of tests, not {shortened(tests)}")
+        raise ValueError(f"`{column}` must be a list of tests, not {shortened(repr(tests))}")
     for number, test in enumerate(tests):
         where = f"test {number} of `{column}`"
         if not isinstance(test, dict):
-            raise ValueError(f"{where} must be an object, not {shortened(test)}")
+            raise ValueError(f"{where} must be an object, not {shortened(repr(test))}")
         for field in ("input", "output"):
             if not isinstance(test.get(field), str):
-                raise ValueError(f"{field} of {where} must be text, not {shortened(test.get(field))}")
+                raise ValueError(f"{field} of {where} must be text, not {shortened(repr(test.get(field)))}")
         if test.get("testtype") not in (STDIN, FUNCTIONAL, None):
-            raise ValueError(f"testtype of {where} must be {STDIN} or {FUNCTIONAL}, not {shortened(test['testtype'])}")
+            raise ValueError(
+                f"testtype of {where} must be {STDIN} or {FUNCTIONAL}, not {shortened(repr(test['testtype']))}"
+            )
         if not _is_functional(test, name):
             continue
         if not name:
@@ -234,7 +236,9 @@ def _check_tests(column: str, tests: Any, name: str | None) -> None:
             try:
                 json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"{where} calls a function, and {shortened(line)} is no JSON: {error}") from error
+                raise ValueError(
+                    f"{where} calls a function, and {shortened(repr(line))} is no JSON: {error}"
+                ) from error
 
 
 def _arguments(test: Mapping[str, Any]) -> list[str]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoskyrl.envs.base import Score, Task
-from nanoskyrl.envs.graders.program_tests import shortened
 from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user
 from nanoskyrl.eval.benchmarks.choices import LETTERS, answer_letter, question_text, shown
 from nanoskyrl.eval.rows import Hub, Row
 from nanoskyrl.stages.core.metrics import grouped
+from nanoskyrl.stages.core.safe_text import shortened
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 
@@ -40,7 +40,7 @@ def options_in(row: Row, column: str) -> list[Any]:
     if not isinstance(found, list | tuple) or len(found) < least:
         raise ValueError(
             f"`{column}` must be a list of options, in a CSV cell written with commas as JSON or Python write it, "
-            f"not {shortened(value)}"
+            f"not {shortened(repr(value))}"
         )
     return list(found)
 

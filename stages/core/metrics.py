@@ -10,7 +10,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,12 @@ def mean(values: Iterable[float]) -> float | None:
         return math.fsum(values) / len(values) if values else None
     except OverflowError:
         return math.inf
+
+
+def variance(values: Sequence[float]) -> float:
+    """Return the mean square of the distances to the mean; of values, not of none."""
+    middle = sum(values) / len(values)
+    return sum((value - middle) ** 2 for value in values) / len(values)
 
 
 class Stopwatch:

@@ -35,6 +35,7 @@ from nanoskyrl.stages.core.manifest import (
     read_started,
 )
 from nanoskyrl.stages.core.registry import package_version
+from nanoskyrl.stages.core.safe_text import shortened
 from nanoskyrl.stages.core.shards import part_bytes, part_name, read_part, write_part
 from nanoskyrl.stages.core.storage import (
     TEMPORARY,
@@ -253,9 +254,10 @@ def _refuse_difference(
         recorded["settings"] = with_later_keys(recorded["settings"], wanted["settings"])
     difference = first_difference(wanted, recorded)
     if difference:
-        name, now, then = difference
+        name, *both = difference
+        now, then = (shortened(json.dumps(value)) for value in both)
         raise ConflictError(
-            f"`{directory}` is {state} with another `{name}`: {_short(then)}, now {_short(now)}",
+            f"`{directory}` is {state} with another `{name}`: {then}, now {now}",
             hint="Give the settings that it has, name another output, or replace it with `--force`",
         )
 
@@ -270,11 +272,6 @@ def _same_code(directory: Path, head: Head, made_by: Any, does: str) -> bool:
     if changed:
         warnings.warn(OtherCode(directory, changed, does), stacklevel=2)
     return not changed
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _check_ours(directory: Path) -> bool:

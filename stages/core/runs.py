@@ -121,6 +121,10 @@ class Run:
         """Return the folders of such opinions in a step."""
         return sorted(path.name for path in entries(self.step(step)) if path.is_dir() and "-" in path.name)
 
+    def evaluations(self, of: str = "*") -> list[Path]:
+        """Return the finished evaluations in the run: of all, or of what has this name, such as 00000004."""
+        return sorted(place for place in (self.root / EVALUATIONS).glob(f"{of}/*") if is_finished(place))
+
     def policies(self) -> list[int]:
         """Return the published versions, in order."""
         found = ((version_of(path), path) for path in (self.root / "policies").glob("*") if is_published(path))

@@ -33,13 +33,11 @@ SHAPES = (
 )
 HINTS = ("authorization", "api-key", "bearer ", "basic ", "key=", "token=", "secret=", "password=")
 """Without one of them, in small letters, or `://`, no shape can match: most texts are looked at no further."""
-CONTROLS = {
-    **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"},
-    0x7F: "\u2421",
-    **dict.fromkeys(range(0x80, 0xA0), "\ufffd"),
-    # Marks that make text run the other way show it in another order than it has.
-    **dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C], "\ufffd"),
-}
+STEERS = re.compile(
+    # C0 but tab and newline, DEL and C1; marks that reorder or hide what stands beside them; lone surrogates.
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+"""Characters that do something else than show themselves."""
 
 
 class _Keys:
@@ -81,8 +79,23 @@ def struck_values(value: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """Return a text in which characters that would steer a terminal are shown as signs; lines and tabs stay."""
-    return text.translate(CONTROLS)
+    """Return a text whose characters that would steer a terminal are escapes such as `\\x1b`; lines and tabs stay."""
+    return STEERS.sub(_escape, text)
+
+
+def one_line(text: str) -> str:
+    """Return the same as one line without runs of white space, for a cell of a table."""
+    return printable(" ".join(text.split()))
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """Return a text, cut with `...` behind it where it is longer."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def _escape(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
 
 
 def _is_key(name: str, value: str) -> bool:

@@ -18,7 +18,7 @@ from typing import IO, Any, Literal
 from nanoskyrl.stages.core.checked import PLACE, Checked, NonNegativeInt, PositiveFloat, PositiveInt
 from nanoskyrl.stages.core.digests import digest_json
 from nanoskyrl.stages.core.errors import EngineError, SettingsError
-from nanoskyrl.stages.core.safe_text import keep_secret, struck
+from nanoskyrl.stages.core.safe_text import keep_secret, shortened, struck
 from nanoskyrl.stages.engines.base import UNREACHABLE, ChatEngine, ChatRequest, Reply, SamplingParams
 from nanoskyrl.stages.engines.chat_wire import text_of, to_wire
 
@@ -234,5 +234,4 @@ def _count(usage: Any, name: str) -> int | None:
 
 
 def _short(error: Exception) -> str:
-    text = struck(" ".join(str(error).split()))
-    return text if len(text) <= REFUSALS_SHOWN else f"{text[:REFUSALS_SHOWN]}..."
+    return shortened(struck(" ".join(str(error).split())), REFUSALS_SHOWN)

@@ -48,7 +48,7 @@ def kl_by_row(old: Rows, ref: Rows, masks: Rows, estimator: str) -> list[np.ndar
         old: [T] nats of each row's tokens under the old policy.
         ref: [T] nats under the reference; None where a row was not asked about.
         masks: [T] nonzero on trained tokens.
-        estimator: One of KL_ESTIMATORS.
+        estimator: One of KlEstimator.
     """
     import torch
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nanoskyrl.algos.shaping import has_spread
-from nanoskyrl.stages.core.metrics import Value, mean
+from nanoskyrl.stages.core.metrics import Value, mean, variance
 from nanoskyrl.stages.core.rows import counts_in
 
 SUMMARY_COLUMNS = ("is_last_step", "score_status", "sample", "env", "reward", "reward_parts", "success", "group_id")
@@ -50,7 +50,7 @@ def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:
     for text, count in texts.items():
         for name, value in json.loads(text).items():
             parts.setdefault(name, []).extend([] if value is None else [value] * count)
-    spread = {group: _variance(values) for group, values in groups.items() if len(values) > 1}
+    spread = {group: variance(values) for group, values in groups.items() if len(values) > 1}
     return {
         "reward/avg_raw_reward": mean(rewards),
         "reward/success": mean(successes),
@@ -69,8 +69,3 @@ def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:
         },
         **{f"score/status/{status}": count for status, count in sorted(statuses.items())},
     }
-
-
-def _variance(values: list[float]) -> float:
-    middle = sum(values) / len(values)
-    return sum((value - middle) ** 2 for value in values) / len(values)

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean
+from nanoskyrl.stages.core.safe_text import one_line, shortened
 from nanoskyrl.stages.looking.database import TABLES_HINT, check_query, first_lines, open_database
-from nanoskyrl.stages.looking.visible import one_line
 
 QUESTIONS = Path(__file__).parent / "questions"
 WIDE = 10_000
@@ -124,8 +124,7 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.4g}"
-    text = one_line(str(value))
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return shortened(one_line(str(value)), LONGEST)
 
 
 def _plain(value: Any) -> Any:

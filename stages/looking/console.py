@@ -10,7 +10,7 @@ from nanoskyrl.stages.core.safe_text import printable
 
 
 class SafeConsole(Console):
-    """Prints signs in place of control characters; its own colours come after that."""
+    """Prints escapes in place of control characters; its own colours come after that."""
 
     def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
         """Return what is printed, piece by piece."""

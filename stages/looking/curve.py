@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from nanoskyrl.stages.core.manifest import is_finished
 from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics
-from nanoskyrl.stages.core.runs import EVALUATIONS, Run
+from nanoskyrl.stages.core.runs import Run
 
 WIDTH, HEIGHT = 72, 16
 BAR = 20
@@ -27,8 +27,8 @@ def report_line(step: int, numbers: dict[str, Any]) -> str:
     bar = "█" * round(BAR * (success or 0.0))
     shown = {"reward": "reward/avg_raw_reward", "entropy": "policy/policy_entropy", "grad": "train/grad_norm"}
     of_envs = "".join(f"  {name} {_percent(numbers[key]).strip()}" for name, key in success_keys(numbers).items())
-    rest = "  ".join(f"{name} {_short(numbers.get(key))}" for name, key in shown.items())
-    seconds = _short(numbers.get("loop/timing/total"))
+    rest = "  ".join(f"{name} {number(numbers.get(key), '.3g')}" for name, key in shown.items())
+    seconds = number(numbers.get("loop/timing/total"), ".3g")
     unjudged = numbers.get("score/unjudged")
     why = f"  unjudged: {unjudged}" if unjudged else ""
     return f"step {step:4d}  success {_percent(success)} {bar:<{BAR}}{of_envs}  {rest}  {seconds} s{why}"
@@ -39,12 +39,13 @@ def success_keys(numbers: Iterable[str]) -> dict[str, str]:
     return {found[1]: key for key in numbers if (found := _ENVIRONMENT.fullmatch(key))}
 
 
+def number(value: Any, form: str = ".3f") -> str:
+    """Return a number in a form, three digits behind the point unless named; `?` of none."""
+    return "?" if value is None else f"{value:{form}}"
+
+
 def _percent(value: float | None) -> str:
     return "   ?  " if value is None else f"{100 * value:5.1f}%"
-
-
-def _short(value: float | None) -> str:
-    return "?" if value is None else f"{value:.3g}"
 
 
 def curve(run: Run) -> str:
@@ -90,6 +91,12 @@ def _points(lines: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:
     return sorted((step, value) for step, value in by_step.items() if value is not None)
 
 
+def evaluated_of(place: Path) -> str:
+    """Return what an evaluation is of: a policy of the run by its number, or the name that its folder has."""
+    who = place.parent.name
+    return f"policy {int(who)}" if re.fullmatch(r"0\d{7}", who) else who
+
+
 def evaluations(run: Run) -> str:
     """Return a line for each finished evaluation in the run, by what was evaluated."""
     from nanoskyrl.stages.looking.eval_report import (
@@ -97,11 +104,9 @@ def evaluations(run: Run) -> str:
     )
 
     rows = []
-    for place in sorted(filter(is_finished, (run.root / EVALUATIONS).glob("*/*"))):
+    for place in run.evaluations():
         numbers = summary_of(place)
-        who = place.parent.name
-        who = f"policy {int(who)}" if re.fullmatch(r"0\d{7}", who) else who
         success, samples = _percent(numbers.get("success")).strip(), numbers.get("samples")
         tasks = "held-out" if numbers.get("held_out", True) else "training tasks of"
-        rows.append(f"{tasks} {place.name}, {who}: success {success} on {samples} samples")
+        rows.append(f"{tasks} {place.name}, {evaluated_of(place)}: success {success} on {samples} samples")
     return "\n".join(rows)

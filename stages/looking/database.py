@@ -21,7 +21,7 @@ from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import read_metrics
 from nanoskyrl.stages.core.pipeline import OURS
-from nanoskyrl.stages.core.runs import EVALUATIONS, Run
+from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.storage import is_local
 from nanoskyrl.stages.core.trajectory import RENAMED, STAGE_ORDER, TOKEN_COLUMNS, schema_of
 from nanoskyrl.stages.models.policy import read_info
@@ -88,8 +88,7 @@ def finished_outputs(place: Path) -> list[FinishedOutput]:
     for step in run.steps():
         folders = sorted(path for path in run.step(step).iterdir() if path.is_dir() and is_finished(path))
         found += [FinishedOutput(folder, read_manifest(folder), step) for folder in folders]
-    folders = sorted(path for path in (place / EVALUATIONS).glob("*/*") if path.is_dir() and is_finished(path))
-    found += [FinishedOutput(folder, read_manifest(folder)) for folder in folders]
+    found += [FinishedOutput(folder, read_manifest(folder)) for folder in run.evaluations()]
     if not found:
         raise InputError(
             f"`{place}` is neither a run with a finished stage nor the directory of one",

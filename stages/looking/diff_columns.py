@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 
 from nanoskyrl.stages.core.manifest import differences
 from nanoskyrl.stages.core.rows import row_arrays
-from nanoskyrl.stages.looking.visible import one_line
+from nanoskyrl.stages.core.safe_text import one_line, shortened
 
-CONTEXT = 5
-"""Tokens that are shown before the first that differs, and elements of a list from there on."""
 LONGEST = 60
 """Characters of a value."""
+CONTEXT = 5
+"""Tokens that are shown before the first that differs, and elements of a list from there on."""
 FEW = 6
 """Kinds of changes that are counted, at most, of a column of words."""
 DIGEST = re.compile("[0-9a-f]{64}")
@@ -54,8 +54,7 @@ def shown(value: Any) -> str:
     if isinstance(value, str) and DIGEST.fullmatch(value):
         return value[:12]
     text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-    text = one_line(text)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+    return shortened(one_line(text), LONGEST)
 
 
 def compare_column(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nanoskyrl.algos.shaping import has_spread
-from nanoskyrl.stages.core.metrics import mean
+from nanoskyrl.stages.core.metrics import mean, variance
 from nanoskyrl.stages.looking.error_patterns import patterns_by_row
 from nanoskyrl.stages.looking.find_rows import RowSource
 from nanoskyrl.stages.looking.reading import HARD, LITTLE_SIGNAL, SOLVED
@@ -60,7 +60,7 @@ class EnvironmentReport:
             "reward": mean(self.rewards),
             "n": max(sizes, default=0),
             "pass_at_n": mean(float(max(values) > 0) for values in self.groups.values()),
-            "variance_per_prompt": mean(_variance(values) for values in self.spreads),
+            "variance_per_prompt": mean(variance(values) for values in self.spreads),
             "signal": self.signal,
             "reading": self.reading(),
             "patterns": dict(self.patterns.most_common()),
@@ -118,8 +118,3 @@ def _judge(report: EnvironmentReport, step: int | None, fields: dict[str, Sequen
         report.successes.append(float(success))
     came_to = reward if success is None else float(success)
     report.groups.setdefault((step, fields["group_id"][row]), []).append(came_to)
-
-
-def _variance(values: Sequence[float]) -> float:
-    middle = sum(values) / len(values)
-    return sum((value - middle) ** 2 for value in values) / len(values)

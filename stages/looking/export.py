@@ -9,7 +9,7 @@ from nanoskyrl.stages.core.checked import Checked
 from nanoskyrl.stages.core.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.core.leftovers import remove_leftovers, scratch_beside
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
-from nanoskyrl.stages.core.runs import EVALUATIONS, NUMBER, Run
+from nanoskyrl.stages.core.runs import NUMBER, Run
 from nanoskyrl.stages.core.storage import as_path, as_usual, make_directory, sync_tree, write_errors
 from nanoskyrl.stages.engines.task_order import weights_of
 from nanoskyrl.stages.looking.eval_report import summary_of
@@ -197,8 +197,7 @@ def _settings(table: Mapping[str, Any]) -> str:
 
 
 def _evaluations(run: Run, version: int) -> list[str]:
-    places = sorted((run.root / EVALUATIONS / f"{version:08d}").glob("*"))
-    finished = [place for place in places if place.is_dir() and is_finished(place)]
+    finished = run.evaluations(f"{version:08d}")
     if not finished:
         return ["This policy was not evaluated in its run."]
     lines = ["| | Success | 95% interval | Tasks | Samples |", "| --- | --- | --- | --- | --- |"]

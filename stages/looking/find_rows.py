@@ -3,7 +3,7 @@
 # pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
 # pyright: reportAttributeAccessIssue=false
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -228,8 +228,3 @@ def _named(sources: Sequence[RowSource], column: str, name: str) -> pa.Table:
             is_it = pc.starts_with(values, name) if column == "trajectory_id" else pc.equal(values, name)
             found.append(table.filter(is_it))
     return pa.concat_tables(found, promote_options="default")
-
-
-def steps_in(sources: Sequence[RowSource]) -> Iterator[int]:
-    """Yield the steps that the sources are of, once each."""
-    yield from dict.fromkeys(source.step for source in sources if source.step is not None)

@@ -1,13 +1,12 @@
 """What the output of a stage holds, in one line; the commands end with it."""
 
 from pathlib import Path
-from typing import Any
 
 from nanoskyrl.stages import rollout as rollout_stage, score as score_stage
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import PASSES_ON, Manifest
-from nanoskyrl.stages.looking.curve import success_keys
-from nanoskyrl.stages.looking.visible import visible
+from nanoskyrl.stages.core.safe_text import printable
+from nanoskyrl.stages.looking.curve import number, success_keys
 
 
 def headline(manifest: Manifest, output: Path) -> str:
@@ -21,7 +20,7 @@ def headline(manifest: Manifest, output: Path) -> str:
     # A manifest that somebody made by hand, or an evaluation whose summary is gone.
     except (InputError, KeyError, TypeError, AttributeError, ValueError, OSError):
         text = f"{manifest.rows_out} rows of `{manifest.stage}`"
-    return visible(f"{text}: {output}")
+    return printable(f"{text}: {output}")
 
 
 def _rollout_line(manifest: Manifest, output: Path) -> str:
@@ -35,13 +34,13 @@ def _rollout_line(manifest: Manifest, output: Path) -> str:
 
 def _score_line(manifest: Manifest, output: Path) -> str:
     numbers = score_stage.numbers_of(output, manifest)
-    success, reward = _number(numbers["reward/success"]), _number(numbers["reward/avg_raw_reward"])
+    success, reward = number(numbers["reward/success"]), number(numbers["reward/avg_raw_reward"])
     others = ", ".join(f"{reason} {count}" for reason, count in manifest.dropped.items())
     scored = manifest.rows_out - sum(manifest.dropped.values())
     without = f" ({others})" if others else ""
     unjudged = manifest.facts.get("unjudged")
     why = f"; {unjudged['count']} trajectories: {unjudged['reason']}" if unjudged else ""
-    of_envs = "".join(f", {name} {_number(numbers[key])}" for name, key in success_keys(numbers).items())
+    of_envs = "".join(f", {name} {number(numbers[key])}" for name, key in success_keys(numbers).items())
     return f"{scored} of {manifest.rows_out} rows scored{without}, success {success}{of_envs}, reward {reward}{why}"
 
 
@@ -86,9 +85,5 @@ def _eval_line(manifest: Manifest, output: Path) -> str:
     env = manifest.settings["rollout"]["env"]
     # A benchmark has no other tasks than these.
     tasks = "tasks" if "benchmark" in numbers else "held-out tasks" if numbers["held_out"] else "training tasks"
-    success = f"success {_number(numbers['success'])} [{_number(low)}, {_number(high)}]"
+    success = f"success {number(numbers['success'])} [{number(low)}, {number(high)}]"
     return f"{success} on {numbers['tasks']} {tasks} of {env}"
-
-
-def _number(value: Any) -> str:
-    return "?" if value is None else f"{value:.3f}"

@@ -22,10 +22,10 @@ from nanoskyrl.stages.core.errors import NanoskyrlError
 from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics
 from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.runs import Run
+from nanoskyrl.stages.core.safe_text import printable
 from nanoskyrl.stages.looking.find_rows import of_step, select, whole_rows
 from nanoskyrl.stages.looking.step_numbers import BY_NAME, Steps, outliers, step_numbers
 from nanoskyrl.stages.looking.trajectory_view import trajectory_blocks
-from nanoskyrl.stages.looking.visible import visible
 
 SHOWN = ("success", "reward", "signal", "tokens", "failed", "entropy", "kl")
 PARTS = 4
@@ -76,7 +76,7 @@ class LoopView:
         """Return the view as it is now."""
         keys = Text("b: newest best attempt   w: newest worst   again: close", style="dim")
         inside = Group(self._state(), self._curves(), *([Text(self.rates)] if self.rates else []), keys, *self.attempt)
-        return Panel(inside, title=Text(visible(str(self.run.root))), title_align="left", border_style="cyan")
+        return Panel(inside, title=Text(printable(str(self.run.root))), title_align="left", border_style="cyan")
 
     def _state(self) -> Text:
         seconds = time.monotonic() - self.began
@@ -104,7 +104,7 @@ class LoopView:
                 out = any(outliers(name, values)[-RECENT:])
                 share = name.startswith("part.") or (name in BY_NAME and BY_NAME[name].kind == "share")
                 line = Text(sparkline(values, share=share), style="green")
-                grid.add_row(Text(visible(name)), Text(f"{known[-1]:.3g}", style="bold red" if out else ""), line)
+                grid.add_row(Text(printable(name)), Text(f"{known[-1]:.3g}", style="bold red" if out else ""), line)
         return grid
 
 

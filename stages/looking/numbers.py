@@ -11,7 +11,7 @@ from nanoskyrl.stages import rollout as rollout_stage, score as score_stage
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import METRICS, finite, latest, read_metrics
-from nanoskyrl.stages.core.runs import EVALUATIONS, Run, step_of
+from nanoskyrl.stages.core.runs import Run, step_of
 from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.learning import advantage_columns
 from nanoskyrl.stages.looking.eval_report import summary_of
@@ -60,11 +60,7 @@ def plain(place: Path) -> dict[str, Any]:
         }
         for step in run.steps()
     }
-    evaluations = {
-        f"{folder.parent.name}/{folder.name}": summary_of(folder)
-        for folder in sorted((place / EVALUATIONS).glob("*/*"))
-        if is_finished(folder)
-    }
+    evaluations = {f"{folder.parent.name}/{folder.name}": summary_of(folder) for folder in run.evaluations()}
     return {"output": str(place), "numbers": {"steps": steps, "evaluations": evaluations}, "manifest": None}
 
 

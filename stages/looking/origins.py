@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from nanoskyrl.envs.graders.verdicts import JUDGE_REWARD
-from nanoskyrl.stages.core.config import Settings, build, config_class, merge, stage_config
-from nanoskyrl.stages.core.registry import lookup
-from nanoskyrl.stages.engines.task_order import weights_of
+from nanoskyrl.stages.core.config import Settings, build, config_class, merge
+from nanoskyrl.stages.running.run_settings import tables_in_use
 
 DEFAULT = "default"
 
@@ -35,7 +33,7 @@ def origins(sources: Sequence[tuple[str, Settings]]) -> list[SettingOrigin]:
     """
     settings = merge(*(tables for _, tables in sources))
     found = []
-    for table in dict.fromkeys([*_tables_in_use(settings), *settings]):
+    for table in dict.fromkeys([*tables_in_use(settings), *settings]):
         config = config_class(table)
         if config is None:
             continue
@@ -45,14 +43,3 @@ def origins(sources: Sequence[tuple[str, Settings]]) -> list[SettingOrigin]:
             source = next(last, DEFAULT)
             found.append(SettingOrigin(name=f"{table}.{field.name}", value=getattr(made, field.name), source=source))
     return found
-
-
-def _tables_in_use(settings: Settings) -> list[str]:
-    rollout, train = stage_config(settings, "rollout"), stage_config(settings, "train")
-    judge = ["judge"] if JUDGE_REWARD in stage_config(settings, "score").rewards else []
-    critic = ["critic"] if lookup("algo", train.algo).needs_critic else []
-    evaluated = stage_config(settings, "eval")
-    return [
-        "run", "rollout", *weights_of(rollout.env), rollout.engine, "score", *judge, "advantage", "train", train.algo,
-        *critic, "off_policy", "sync", "eval", *filter(None, [evaluated.env]), *evaluated.bench, "loop", "code",
-    ]  # fmt: skip

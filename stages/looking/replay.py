@@ -5,9 +5,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from nanoskyrl.envs.base import Environment, Task
 from nanoskyrl.envs.graders.verdicts import ENV_REWARD
 from nanoskyrl.envs.messages import tidy_messages
@@ -16,12 +13,12 @@ from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import differences
 from nanoskyrl.stages.core.rows import calls_to_json, clean_text, from_table, to_json
 from nanoskyrl.stages.core.runs import Run
-from nanoskyrl.stages.core.shards import read_part
 from nanoskyrl.stages.core.trajectory import Trajectory, Turn
 from nanoskyrl.stages.engines.rollout_config import RolloutConfig
 from nanoskyrl.stages.engines.turns import FAILURES
-from nanoskyrl.stages.looking.database import FinishedOutput, finished_outputs, telling_outputs
+from nanoskyrl.stages.looking.database import finished_outputs
 from nanoskyrl.stages.looking.diff_columns import shown
+from nanoskyrl.stages.looking.find_rows import located_rows, whole_rows
 from nanoskyrl.stages.rollout import make_environment, tasks_of
 from nanoskyrl.stages.running.run_settings import settings_for
 
@@ -53,7 +50,7 @@ def replay(run: Run, start: str) -> Replay:
 
     Args:
         run: Its run.
-        start: Of its id; any that is unique.
+        start: Of its id, any that is unique; or its task, if that has one attempt.
 
     Raises:
         InputError: there is no such trajectory, or several.
@@ -85,28 +82,12 @@ def replay(run: Run, start: str) -> Replay:
 
 def _find(run: Run, start: str) -> tuple[list[Trajectory], int | None]:
     """Return the rows of a trajectory, in order, and its step."""
-    matches: dict[str, list[tuple[FinishedOutput, pa.Table]]] = {}
-    for output in telling_outputs(run.root):
-        for part in output.manifest.parts:
-            path = output.directory / part.name
-            ids = read_part(path, columns=["trajectory_id"]).column("trajectory_id")
-            mask = pc.starts_with(ids, start)  # pyright: ignore[reportAttributeAccessIssue]
-            for name in dict.fromkeys(ids.filter(mask).to_pylist()):
-                table = read_part(path, part.digest)
-                of_name = pc.equal(table.column("trajectory_id"), name)  # pyright: ignore[reportAttributeAccessIssue]
-                matches.setdefault(name, []).append((output, table.filter(of_name)))
-            if len(matches) > 1:
-                raise InputError(
-                    f"`{start}` begins several ids: {', '.join(list(matches)[:2])}", hint="Give more of it"
-                )
-    if not matches:
-        raise InputError(f"no trajectory of `{run.root}` has an id that begins with `{start}`", hint=IDS_HINT)
-    found = next(iter(matches.values()))
-    rows = [row for _, table in found for row in from_table(table)]
-    return sorted(rows, key=lambda row: row.step_index), found[0][0].step
-
-
-IDS_HINT = 'List ids with `skyrl sql RUN "select trajectory_id, task_id from trajectories"`'
+    sources, found = located_rows(run.root, start)
+    ids = sorted(set(found.column("trajectory_id").to_pylist()))
+    if len(ids) > 1:
+        raise InputError(f"`{start}` has {len(ids)} attempts: {', '.join(ids[:3])}", hint="Name one by its id")
+    rows = from_table(whole_rows(sources, found))
+    return sorted(rows, key=lambda row: row.step_index), found.column("step")[0].as_py()
 
 
 def _environment(run: Run, row: Trajectory, recorded: Mapping[str, Any]) -> tuple[Environment, Task]:

@@ -17,12 +17,13 @@ from nanoskyrl.algos.shaping import has_spread
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.metrics import grouped, mean
 from nanoskyrl.stages.core.rows import from_table
+from nanoskyrl.stages.core.safe_text import one_line, printable
+from nanoskyrl.stages.looking.curve import number
 from nanoskyrl.stages.looking.error_patterns import failures
 from nanoskyrl.stages.looking.find_rows import SOURCE, RowSource, Selection, select, whole_rows
 from nanoskyrl.stages.looking.preview import advantage_of
 from nanoskyrl.stages.looking.tokens import ColorBy, token_facts, tokenizer_for
-from nanoskyrl.stages.looking.trajectory_view import counted, number, token_table, trajectory_blocks
-from nanoskyrl.stages.looking.visible import one_line, visible
+from nanoskyrl.stages.looking.trajectory_view import token_table, trajectory_blocks
 
 By = Literal["group", "task", "env", "step"]
 BY = get_args(By)
@@ -60,7 +61,7 @@ def row_table(sources: Sequence[RowSource], found: Selection) -> Table:
             t.task_id,
             t.status,
         ]
-        cells += [str(t.sample), str(len(t.turns)), counted(t.completion_tokens)]
+        cells += [str(t.sample), str(len(t.turns)), number(t.completion_tokens, "d")]
         if "reward" in extra:
             cells.append(number(t.reward) if t.score_status == "scored" else str(t.score_status))
         if "advantage" in extra:
@@ -218,7 +219,7 @@ def diagnostics_table(table: pa.Table) -> Table:
     for name in table.column_names:
         grid.add_column(name, justify="left" if name == "trajectory_id" else "right")
     for row in table.to_pylist():
-        grid.add_row(*(f"{v:.4g}" if isinstance(v, float) else visible(str(v))[:12] for v in row.values()))
+        grid.add_row(*(f"{v:.4g}" if isinstance(v, float) else printable(str(v))[:12] for v in row.values()))
     return grid
 
 

@@ -1,6 +1,5 @@
 """A run for a terminal: its steps with what explains a stall, one step, its policies, its evaluations."""
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,13 @@ from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.pipeline import STAGES
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run
-from nanoskyrl.stages.looking.curve import curve
+from nanoskyrl.stages.core.safe_text import printable
+from nanoskyrl.stages.looking.curve import curve, evaluated_of, number
 from nanoskyrl.stages.looking.environment_report import EnvironmentReport, environment_reports
 from nanoskyrl.stages.looking.find_rows import of_step
 from nanoskyrl.stages.looking.headlines import headline
 from nanoskyrl.stages.looking.reading import Remark, remarks
 from nanoskyrl.stages.looking.step_numbers import BY_NAME, Steps, outliers, step_numbers
-from nanoskyrl.stages.looking.visible import visible
 from nanoskyrl.stages.models.policy import count_parameters, is_adapter, policy_digest, policy_files, read_info
 
 SHOWN = ("success", "reward", "signal", "tokens", "cut", "failed", "entropy", "kl", "grad", "loss", "seconds")
@@ -36,7 +35,7 @@ def run_blocks(run: Run, limit: int) -> Iterator[RenderableType]:
     if any(any(outliers(name, numbers[name])) for name in SHOWN):
         yield Text("! stands out from the steps around it", style="bold red")
     yield from remark_lines(remarks(steps, numbers))
-    yield Text(visible(curve(run)))
+    yield Text(printable(curve(run)))
 
 
 def remark_lines(found: Sequence[Remark]) -> Iterator[Text]:
@@ -116,7 +115,7 @@ def environment_table(found: dict[str, EnvironmentReport]) -> Table:
     grid.add_column("")
     plain = {name: report.to_plain() for name, report in found.items()}
     for name in plain:
-        grid.add_column(Text(visible(name)), justify="right")
+        grid.add_column(Text(printable(name)), justify="right")
     sizes = sorted({numbers["n"] for numbers in plain.values()})
     labels = {
         "attempts": "attempts", "groups": "groups", "turns_mean": "turns, mean", "tool_calls_mean": "tool calls, mean",
@@ -143,10 +142,8 @@ def policies_as_plain(run: Run) -> list[dict[str, Any]]:
         place = run.policy(version)
         info, digest = read_info(place), policy_digest(place)
         versions[digest] = version
-        evaluated = {}
-        for output in sorted((run.root / EVALUATIONS / f"{version:08d}").glob("*")):
-            if readable(output):
-                evaluated[output.name] = summary_of(output).get("success")
+        outputs = filter(readable, run.evaluations(place.name))
+        evaluated = {output.name: summary_of(output).get("success") for output in outputs}
         made = f"step {version - 1}" if version and is_finished(run.stage(version - 1, "sync")) else info.source
         found.append(
             {
@@ -168,14 +165,10 @@ def policies_table(found: Sequence[dict[str, Any]]) -> Table:
     for policy in found:
         parent = policy["parent"]
         whose = "" if parent is None else f"policy {parent}" if isinstance(parent, int) else parent[:12]
-        shown = ", ".join(f"{name} {_share(value)}" for name, value in policy["evaluations"].items())
+        shown = ", ".join(f"{name} {number(value)}" for name, value in policy["evaluations"].items())
         made = str(policy["made_by"] or "unknown")
-        grid.add_row(str(policy["version"]), policy["digest"][:12], *(Text(visible(t)) for t in (whose, made, shown)))
+        grid.add_row(str(policy["version"]), policy["digest"][:12], *(Text(printable(t)) for t in (whose, made, shown)))
     return grid
-
-
-def _share(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float | int) else "?"
 
 
 def policy_as_plain(place: Path) -> dict[str, Any]:
@@ -204,12 +197,8 @@ def policy_table(found: dict[str, Any]) -> Table:
     }
     for name, value in facts.items():
         if name != "adapter":
-            grid.add_row(name.replace("_", " "), Text(visible(str(value))))
+            grid.add_row(name.replace("_", " "), Text(printable(str(value))))
     return grid
-
-
-def _who(folder: str) -> str:
-    return f"policy {int(folder)}" if re.fullmatch(r"0\d{7}", folder) else folder
 
 
 def evaluations_in(place: Path) -> dict[str, dict[str, Any]]:
@@ -218,5 +207,5 @@ def evaluations_in(place: Path) -> dict[str, dict[str, Any]]:
 
     depth = "*/*" if place.name == EVALUATIONS else "*"
     outputs = [output for output in sorted(place.glob(depth)) if readable(output)]
-    names = (f"{_who(output.parent.name)} {output.name}" for output in outputs)
+    names = (f"{evaluated_of(output)} {output.name}" for output in outputs)
     return {name: summary_of(output) for name, output in zip(names, outputs, strict=True)}

@@ -10,9 +10,10 @@ from rich.text import Text
 
 from nanoskyrl.envs.graders.kinds import NO_ANSWER
 from nanoskyrl.envs.tool_formats.own import calls_in_words
+from nanoskyrl.stages.core.safe_text import printable
 from nanoskyrl.stages.core.trajectory import ToolCall, Trajectory
+from nanoskyrl.stages.looking.curve import number
 from nanoskyrl.stages.looking.tokens import ColorBy, TokenFacts, shade
-from nanoskyrl.stages.looking.visible import visible
 
 ROLES = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
@@ -30,14 +31,14 @@ def trajectory_blocks(
     """
     yield _facts(t, advantage)
     for message in t.messages:
-        role = visible(str(message.get("role")))
+        role = printable(str(message.get("role")))
         text = calls_in_words(str(message.get("content") or ""), message.get("tool_calls") or ())
-        yield Panel(Text(visible(text)), title=Text(role), title_align="left", border_style=ROLES.get(role, "white"))
-    for number, turn in enumerate(t.turns):
+        yield Panel(Text(printable(text)), title=Text(role), title_align="left", border_style=ROLES.get(role, "white"))
+    for index, turn in enumerate(t.turns):
         for call in turn.tool_calls:
-            yield _call(number, call)
+            yield _call(index, call)
     if t.error:
-        yield Text(f"error: {visible(t.error)}", style="red")
+        yield Text(f"error: {printable(t.error)}", style="red")
     if color is not None:
         yield from _colored(tokens, color)
 
@@ -50,7 +51,7 @@ def _facts(t: Trajectory, advantage: str | None) -> Table:
         "policy": f"version {t.policy_version}, digest {(t.policy_digest or 'none')[:12]}",
         "sampled at": f"temperature {t.temperature:g}, top_p {t.top_p:g}, top_k {t.top_k}, seed {t.seed}",
         "ended": f"{t.status} ({t.stop_reason})",
-        "tokens": f"{counted(t.prompt_tokens)} prompt, {counted(t.completion_tokens)} sampled",
+        "tokens": f"{number(t.prompt_tokens, 'd')} prompt, {number(t.completion_tokens, 'd')} sampled",
         "reward": reward_of(t),
         "success": str(t.success) if t.score_status else "not scored yet",
         **({} if advantage is None else {"advantage": advantage}),
@@ -58,7 +59,7 @@ def _facts(t: Trajectory, advantage: str | None) -> Table:
     }
     grid = Table(box=None, show_header=False, pad_edge=False)
     for name, value in facts.items():
-        grid.add_row(name, Text(visible(value)))
+        grid.add_row(name, Text(printable(value)))
     return grid
 
 
@@ -76,18 +77,8 @@ def _call(turn: int, call: ToolCall) -> Text:
     args = json.dumps(call.args, ensure_ascii=False)
     nothing = "neither a call nor an answer" if call.error == NO_ANSWER else "a call that cannot be read"
     written = f"{call.tool}({args})" if call.tool else nothing
-    outcome = Text("ok", style="green") if call.ok else Text(visible(f"failed: {call.error}"), style="red")
-    return Text.assemble(visible(f"turn {turn}: {written} -> {call.result!r}, "), outcome)
-
-
-def number(value: float | None) -> str:
-    """Return a number with three digits; `?` of none."""
-    return "?" if value is None else f"{value:.3f}"
-
-
-def counted(value: int | None) -> str:
-    """Return a count; `?` of none."""
-    return "?" if value is None else str(value)
+    outcome = Text("ok", style="green") if call.ok else Text(printable(f"failed: {call.error}"), style="red")
+    return Text.assemble(printable(f"turn {turn}: {written} -> {call.result!r}, "), outcome)
 
 
 def _colored(tokens: Sequence[TokenFacts], color: ColorBy) -> Iterator[RenderableType]:
@@ -102,7 +93,7 @@ def _colored(tokens: Sequence[TokenFacts], color: ColorBy) -> Iterator[Renderabl
     largest = max((abs(token.advantage or 0.0) for token in tokens), default=0.0)
     for token in tokens:
         style = token_style(shade(token.of(color), color, largest)) if token.sampled else "dim"
-        text.append(visible(token.text) or f"[{token.id}]", style=style)
+        text.append(printable(token.text) or f"[{token.id}]", style=style)
     yield Panel(text, title=Text(f"tokens by {color}"), title_align="left", subtitle=Text(MEANING[color]))
 
 
@@ -143,7 +134,7 @@ def token_table(tokens: Sequence[TokenFacts]) -> Table:
     for token in tokens:
         numbers = (getattr(token, name) for name in used)
         cells = ("" if value is None else f"{value:.4g}" for value in numbers)
-        text = Text(visible(token.text).replace("\n", "\\n").replace("\t", "\\t"))
+        text = Text(printable(token.text).replace("\n", "\\n").replace("\t", "\\t"))
         grid.add_row(
             str(token.index), str(token.id), str(int(token.sampled)), text, *cells, style="" if token.sampled else "dim"
         )

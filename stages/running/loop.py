@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.eval.prices import read_prices
 from nanoskyrl.stages.core.checked import Checked, NonNegativeInt, metadata_of
 from nanoskyrl.stages.core.config import (
     Settings,
+    build,
     config_class,
     merge,
-    plugin_config,
     stage_config,
     to_plain,
     with_later_keys,
@@ -34,13 +33,18 @@ from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run
 from nanoskyrl.stages.core.stopping import terminated_as_interrupted
 from nanoskyrl.stages.core.storage import locked, write_whole
-from nanoskyrl.stages.engines.task_order import weights_of
 from nanoskyrl.stages.learning.train_config import check_horizon
 from nanoskyrl.stages.models.policy import model_name
 from nanoskyrl.stages.running.outdated_outputs import check_settings, outdated
 from nanoskyrl.stages.running.overlap import overlapped
 from nanoskyrl.stages.running.placement import Placement, placement_of
-from nanoskyrl.stages.running.run_settings import given_settings, remember, replace_settings, whole_in
+from nanoskyrl.stages.running.run_settings import (
+    given_settings,
+    remember,
+    replace_settings,
+    tables_in_use,
+    whole_in,
+)
 from nanoskyrl.stages.running.session import Session
 from nanoskyrl.stages.running.standing_trainer import STOP_FILE
 from nanoskyrl.stages.running.trackers import Trackers, check_trackers
@@ -91,27 +95,15 @@ def resolve(session: Session) -> dict[str, dict[str, Any]]:
     Raises:
         SettingsError: a table is invalid, or the algorithm lacks a setting.
     """
-    settings = session.settings
-    configs = {name: stage_config(settings, name) for name in ("run", "score", "train", "sync", "eval", "off_policy")}
-    configs |= {"rollout": session.rollout_config(), "advantage": session.advantage_config()}
-    algo: Algorithm = lookup("algo", configs["train"].algo)
-    check_horizon(configs["train"].loss_reduction or algo.loss_reduction, configs["train"].horizon)
-    if algo.needs_critic:
-        configs["critic"] = stage_config(settings, "critic")
-    resolved = {name: _compared(config) for name, config in configs.items()}
-    for kind, name in (
-        *(("env", name) for name in weights_of(configs["rollout"].env)),
-        ("engine", configs["rollout"].engine),
-        ("algo", configs["train"].algo),
-    ):
-        resolved[name] = _compared(plugin_config(settings, kind, name))
-    for stage in session.stages.values():
-        if stage.called:
-            resolved[stage.called] = _compared(plugin_config(settings, "stage", stage.called))
-    for name in (configs["eval"].env, *configs["eval"].bench):
-        if name:
-            resolved[name] = _compared(plugin_config(settings, "env", name))
-    return resolved
+    settings, train = session.settings, stage_config(session.settings, "train")
+    check_horizon(train.loss_reduction or lookup("algo", train.algo).loss_reduction, train.horizon)
+    decided = {"rollout": session.rollout_config(), "advantage": session.advantage_config()}
+    found = {}
+    for name in tables_in_use(settings):
+        if name not in ("judge", "loop", "code"):  # change no row, or what is compared says so elsewhere
+            config = config_class(name)
+            found[name] = _compared(decided.get(name) or (config and build(config, settings.get(name, {}), name)))
+    return found
 
 
 def _compared(config: Any) -> dict[str, Any]:

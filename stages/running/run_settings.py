@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from nanoskyrl.envs.graders.verdicts import JUDGE_REWARD
 from nanoskyrl.stages.core.checked import metadata_of
-from nanoskyrl.stages.core.config import Settings, build, config_class, merge, read_file
+from nanoskyrl.stages.core.config import Settings, build, config_class, merge, read_file, stage_config
 from nanoskyrl.stages.core.errors import InputError, Notice, SettingsError
 from nanoskyrl.stages.core.manifest import is_begun
+from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.storage import is_local, make_directory, write_whole
+from nanoskyrl.stages.engines.task_order import weights_of
 from nanoskyrl.stages.running.whole_paths import missing_paths, module_folders, whole_paths
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -187,6 +190,18 @@ def remembering(run: Run, settings: Settings, given: Settings, output: Path) -> 
         raise
     if begun:  # perhaps under other settings, which would have been refused
         remember(run, settings, given)
+
+
+def tables_in_use(settings: Settings) -> list[str]:
+    """Return the names of the tables that a run has something of, in the order of its step."""
+    rollout, train, evaluated = (stage_config(settings, stage) for stage in ("rollout", "train", "eval"))
+    judge = ["judge"] if JUDGE_REWARD in stage_config(settings, "score").rewards else []
+    critic = ["critic"] if lookup("algo", train.algo).needs_critic else []
+    return [
+        "run", "rollout", *weights_of(rollout.env), rollout.engine, "score", *judge,
+        *stage_config(settings, "run").stages, "advantage", "train", train.algo, *critic, "off_policy", "sync", "eval",
+        *filter(None, [evaluated.env]), *evaluated.bench, "loop", "code",
+    ]  # fmt: skip
 
 
 def as_toml(settings: Settings) -> str:

@@ -112,7 +112,7 @@ def test_no_character_steers_a_terminal(text):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_show_prints_signs_for_what_a_policy_wrote(tmp_path, make_trajectory, terminal):
+def test_show_prints_escapes_for_what_a_policy_wrote(tmp_path, make_trajectory, terminal):
     import io
 
     from nanoskyrl.stages.core.rows import to_table

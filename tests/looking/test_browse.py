@@ -14,8 +14,8 @@ from rich.console import Console
 from running import GUARD_SECONDS, ROOT, skyrl_here
 
 from nanoskyrl.stages.core.manifest import read_manifest
+from nanoskyrl.stages.core.safe_text import STEERS
 from nanoskyrl.stages.core.shards import read_parts
-from nanoskyrl.stages.looking.visible import STEERS
 
 pytest.importorskip("textual", reason="`skyrl browse` is drawn by textual: pip install 'nanoskyrl[looking]'")
 

@@ -14,8 +14,8 @@ from looked_at import told_run
 from rich.console import Console
 from running import GUARD_SECONDS, ROOT, SMALL, as_flags, skyrl_here
 
+from nanoskyrl.stages.core.safe_text import STEERS
 from nanoskyrl.stages.looking.live import LoopView, extreme_attempt, sparkline
-from nanoskyrl.stages.looking.visible import STEERS
 
 ONE_STEP = {**SMALL, "rollout": {**SMALL["rollout"], "env": "tool_use", "max_turns": 3}, "loop": {"steps": 1}}
 

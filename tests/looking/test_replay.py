@@ -69,7 +69,7 @@ def test_settings_of_then_are_used_and_not_those_of_now(finished_run, tmp_path):
     assert replay(Run(run), some_id(run, "step = 0")).differences == []
 
 
-@pytest.mark.parametrize(("start", "words"), [("", "begins several ids"), ("zzz", "has an id that begins with")])
+@pytest.mark.parametrize(("start", "words"), [("", "begins 32 ids"), ("zzz", "has an id that begins with")])
 def test_an_id_that_is_none_or_several_is_refused(finished_run, start, words):
     shown = skyrl_here("replay", start, "--run", finished_run)
     assert (shown.returncode, words in shown.stderr) == (2, True)

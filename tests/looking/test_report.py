@@ -12,8 +12,8 @@ import pytest
 from looked_at import HOSTILE, told_run
 from running import GUARD_SECONDS, skyrl_here
 
+from nanoskyrl.stages.core.safe_text import printable
 from nanoskyrl.stages.looking.report.charts import MOST, Series
-from nanoskyrl.stages.looking.visible import visible
 
 pytest.importorskip("vl_convert", reason="charts are drawn by vl-convert: pip install 'nanoskyrl[looking]'")
 
@@ -96,7 +96,7 @@ def test_hostile_text_is_in_the_page_and_nothing_of_it_is_markup(hostile):
     assert "window.pwned" not in text.split('<script id="data"')[0]
     assert "<script>window.pwned" not in text
     said = [message for t in found.data["trajectories"] for _, message in t["messages"]]
-    assert any(visible(HOSTILE) in message for message in said)
+    assert any(printable(HOSTILE) in message for message in said)
     assert "\x1b" not in text
 
 

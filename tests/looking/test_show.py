@@ -8,8 +8,8 @@ from looked_at import HOSTILE, TASKS, told_run
 from running import skyrl_here
 
 from nanoskyrl.stages.core.manifest import read_manifest
+from nanoskyrl.stages.core.safe_text import STEERS, printable
 from nanoskyrl.stages.core.shards import read_parts
-from nanoskyrl.stages.looking.visible import STEERS, visible
 
 
 @pytest.fixture
@@ -140,11 +140,11 @@ def test_nothing_that_a_policy_wrote_steers_the_terminal(hostile, shown, argumen
 
 
 def test_what_steers_is_written_out_and_what_does_not_stays():
-    text = visible(HOSTILE)
+    text = printable(HOSTILE)
     assert r"\x1b]0;pwned\x07\x1b[31mred" in text
     assert r"\u202eoverridden \x9b1m" in text
     assert "[bold]markup[/bold]" in text
-    assert visible("漢字 héllo\n\t👩\u200d💻") == "漢字 héllo\n\t👩\u200d💻"
+    assert printable("漢字 héllo\n\t👩\u200d💻") == "漢字 héllo\n\t👩\u200d💻"
 
 
 @pytest.mark.parametrize(

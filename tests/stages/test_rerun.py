@@ -79,12 +79,12 @@ def with_value_in(values, place, value):
 @pytest.mark.parametrize(
     ("stage", "change", "named"),
     [
-        ("score", lambda table: with_value(table, "reward", 2, 7.0), "row 2, column `reward`: 7.0 was recorded, and"),
-        ("rollout", changed_logprob, "row 3, column `rollout_logprobs`, token 1: -9.5 was recorded, and"),
+        ("score", lambda table: with_value(table, "reward", 2, 7.0), "column `reward`, row 2: 7.0 -> "),
+        ("rollout", changed_logprob, "column `rollout_logprobs`, row 3: token 1 of "),
         (
             "advantage",
             lambda table: with_value(table, "drop_reason", 1, "overlong"),
-            "row 1, column `drop_reason`: 'overlong' was recorded, and None comes out",
+            "column `drop_reason`, row 1: overlong -> null",
         ),
     ],
 )

@@ -2,7 +2,8 @@
 
 Written for vLLM 0.26 to 0.32. Worked round, each with a test that notices when it is fixed upstream:
 
-- CPU: a tied lm_head keeps stale packed weights after a reload (`worker.py` packs it again).
+- CPU: a tied lm_head keeps stale packed weights after a reload, and experts stay unpacked (`worker.py` packs them).
+- A reload loses the experts and the sinks of gpt_oss (`worker.py` gives them in another way).
 - CPU: a seeded request whose prefill is chunked crashes the engine; prefills are not chunked there.
 - CPU: the wheel's `vllm` command does not start; the server's module does, everywhere.
 - Keys guard /v1 alone, and weights are changed elsewhere: a middleware of ours guards every path.

@@ -10,6 +10,8 @@ import hmac
 import importlib
 import os
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -131,7 +133,10 @@ class Extension:
             digest: Of the policy; None is held meanwhile.
         """
         self._skyrl_digest = None
-        self.reload_weights(weights_path=path)  # type: ignore[attr-defined]
+        if type(self._skyrl_model()).__name__ == "GptOssForCausalLM":
+            self._skyrl_load_gpt_oss(path)
+        else:
+            self.reload_weights(weights_path=path)  # type: ignore[attr-defined]
         stale = self._skyrl_rebuild()
         self._skyrl_digest = digest
         self._skyrl_loads = getattr(self, "_skyrl_loads", 0) + 1
@@ -178,6 +183,31 @@ class Extension:
 
     def _skyrl_model(self) -> Any:
         return self.model_runner.get_model()  # type: ignore[attr-defined]
+
+    def _skyrl_load_gpt_oss(self, path: str) -> None:
+        """Load expert by expert, and the sinks after all else: what vLLM's loader of this family copies by itself, the
+        experts of a layer as one and the sinks, is lost in a reload."""
+        opened = importlib.import_module("safetensors").safe_open
+        sinks = {}
+
+        def weights() -> Iterator[tuple[str, torch.Tensor]]:
+            for file in sorted(Path(path).glob("*.safetensors")):
+                with opened(file, framework="pt") as tensors:
+                    for name in tensors.keys():  # noqa: SIM118 - no dictionary
+                        tensor = tensors.get_tensor(name)
+                        if name.endswith(".sinks"):
+                            sinks[name.replace(".self_attn.", ".attn.")] = tensor
+                        elif ".experts." in name:
+                            for number, expert in enumerate(tensor):
+                                yield name.replace(".experts.", f".experts.{number}."), expert
+                        else:
+                            yield name, tensor
+
+        self.reload_weights(weights_iterator=weights())  # type: ignore[attr-defined]
+        rank = importlib.import_module("vllm.distributed").get_tensor_model_parallel_rank()
+        for name, tensor in sinks.items():
+            held = self._skyrl_model().get_parameter(name).data
+            held.copy_(tensor[rank * len(held) : (rank + 1) * len(held)])
 
     def _skyrl_rebuild(self) -> int:
         """Pack again what a reload left unpacked or packed from old weights: on a CPU, experts and a tied lm_head."""

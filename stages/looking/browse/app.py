@@ -17,6 +17,7 @@ from textual.widgets import DataTable, Footer, Header, Input, Static
 from nanoskyrl.stages.core.errors import NanoskyrlError
 from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.runs import Run
+from nanoskyrl.stages.core.safe_text import one_line, printable
 from nanoskyrl.stages.looking.find_rows import RowSource, of_step, select, whole_rows
 from nanoskyrl.stages.looking.preview import advantage_of
 from nanoskyrl.stages.looking.reading import remarks
@@ -24,7 +25,6 @@ from nanoskyrl.stages.looking.show_run import TONES
 from nanoskyrl.stages.looking.step_numbers import outliers, step_numbers
 from nanoskyrl.stages.looking.tokens import COLORS, token_facts, tokenizer_for
 from nanoskyrl.stages.looking.trajectory_view import token_table, trajectory_blocks
-from nanoskyrl.stages.looking.visible import one_line, visible
 
 STEP_NUMBERS = ("success", "signal", "kl")
 """Of a step, beside its number."""
@@ -61,7 +61,7 @@ class Browser(App[None]):
 
     def __init__(self, run: Run) -> None:
         super().__init__()
-        self.shown_run, self.title = run, visible(str(run.root))
+        self.shown_run, self.title = run, printable(str(run.root))
         self.steps: list[int] = []
         self.sources: list[RowSource] = []
         self.found: pa.Table = pa.table({})
@@ -119,7 +119,7 @@ class Browser(App[None]):
         try:
             found = select(self.sources, FACTS, where=self.condition, sort=ORDERS[self.order], limit=MOST)
         except NanoskyrlError as error:
-            self.notify(visible(f"{error}. {error.hint or ''}"), severity="error", markup=False)
+            self.notify(printable(f"{error}. {error.hint or ''}"), severity="error", markup=False)
             return
         self.found = found.table
         table.clear()

@@ -1,12 +1,12 @@
 """The first place where an output that was made again is another: row, column and token, or tensor and element."""
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nanoskyrl.stages.core.manifest import Manifest, first_difference
+from nanoskyrl.stages.looking.diff_columns import ColumnDifference, compare_column
 
 
 def difference(then: Path, recorded: Manifest, now: Path, made: Manifest) -> str | None:
@@ -41,30 +41,18 @@ def difference(then: Path, recorded: Manifest, now: Path, made: Manifest) -> str
 
 
 def _in_tables(then: pa.Table, now: pa.Table, start: int) -> str:
-    """Return the first difference of two tables; rows are counted from `start`."""
+    """Return the first difference of two tables, column by column; rows are counted from `start`."""
     if then.column_names != now.column_names:
         return f"its columns are not {', '.join(sorted({*then.column_names} ^ {*now.column_names}))}"
     if then.num_rows != now.num_rows:
         return f"from row {start} on, {then.num_rows} rows were recorded, and {now.num_rows} come out"
-    first: tuple[int, str] | None = None
     for name in then.column_names:
-        if then.column(name).equals(now.column(name)):
-            continue
-        pairs = zip(then.column(name).to_pylist(), now.column(name).to_pylist(), strict=True)
-        row = next((row for row, (a, b) in enumerate(pairs) if not _same(a, b)), None)
-        if row is not None and (first is None or row < first[0]):
-            first = row, name
-    if first is None:
-        return f"from row {start} on, the values are the same and the bytes are not"
-    row, name = first
-    a, b = (table.column(name)[row].as_py() for table in (then, now))
-    place = f"row {start + row}, column `{name}`"
-    if isinstance(a, list) and isinstance(b, list):
-        token = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if not _same(x, y)), None)
-        if token is None:
-            return f"{place}: {len(a)} tokens were recorded, and {len(b)} come out"
-        return f"{place}, token {token}: {_short(a[token])} was recorded, and {_short(b[token])} comes out"
-    return f"{place}: {_short(a)} was recorded, and {_short(b)} comes out"
+        found = ColumnDifference()
+        place = lambda row, name=name: f"column `{name}`, row {start + row}"  # noqa: E731 - of this column
+        compare_column(name, then.column(name), now.column(name), 0.0, found, place, None)
+        if found.first is not None:
+            return f"{found.first} in its place"
+    return f"from row {start} on, the values are the same and the bytes are not"
 
 
 def _in_files(then: Path, now: Path, name: str) -> str:
@@ -87,15 +75,3 @@ def _in_files(then: Path, now: Path, name: str) -> str:
             values = f"{a.flatten()[at].item()!r} was recorded, and {b.flatten()[at].item()!r} comes out"
             return f"`{name}`, tensor `{tensor}`, element {at}: {values}"
     return f"`{name}` has the same tensors and other bytes"
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Say whether two values are one; no number is no number."""
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_same, a, b))
-    return a == b or (a != a and b != b)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

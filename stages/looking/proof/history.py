@@ -11,6 +11,7 @@ from typing import Any
 from nanoskyrl.stages.core.code import changed_modules, code_now, code_of
 from nanoskyrl.stages.core.manifest import Manifest
 from nanoskyrl.stages.core.runs import Run
+from nanoskyrl.stages.core.safe_text import shortened
 from nanoskyrl.stages.looking.proof.findings import Findings
 
 OF_EACH_STEP = ("rollout.step",)
@@ -75,7 +76,7 @@ def note_changes(manifests: Mapping[tuple[int, str], Manifest], findings: Findin
                     of_name.append((step, value))
         for name, changes in values.items():
             if len(changes) > 1:
-                told = ", ".join(f"{_short(value)} from step {step}" for step, value in changes)
+                told = ", ".join(f"{shortened(str(value), 40)} from step {step}" for step, value in changes)
                 findings.notes.append(f"{stage}: `{name}` changed: {told}")
 
 
@@ -85,11 +86,6 @@ def _settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield table, keys
             continue
         yield from ((f"{table}.{key}", value) for key, value in keys.items() if f"{table}.{key}" not in OF_EACH_STEP)
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _once(lines: list[str], line: str) -> None:

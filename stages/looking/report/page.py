@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoskyrl.stages.core.runs import Run
+from nanoskyrl.stages.core.safe_text import printable
 from nanoskyrl.stages.core.storage import write_whole
 from nanoskyrl.stages.looking.error_patterns import PATTERNS
 from nanoskyrl.stages.looking.report import charts, runs
@@ -20,7 +21,6 @@ from nanoskyrl.stages.looking.report.charts import Series
 from nanoskyrl.stages.looking.report.runs import ReportedRun
 from nanoskyrl.stages.looking.report.sample import BYTES, sampled
 from nanoskyrl.stages.looking.step_numbers import BY_NAME
-from nanoskyrl.stages.looking.visible import visible
 
 NAME = "report.html"
 """Of the page, in the run."""
@@ -78,7 +78,7 @@ def write_report(main: Sequence[Run], compared: Sequence[Run], output: Path) -> 
 
 
 def _label(group: Sequence[ReportedRun]) -> str:
-    name = visible(group[0].name)
+    name = printable(group[0].name)
     return name if len(group) == 1 else f"{name} and {len(group) - 1} more (mean and range)"
 
 
@@ -93,13 +93,13 @@ def _rendered(sides: Sequence[_Side], data: Mapping[str, Any], shown: int, total
     )
     first = sides[0].runs[0]
     return page.render(
-        title=visible(" beside ".join(", ".join(one.name for one in side.runs) for side in sides)),
+        title=printable(" beside ".join(", ".join(one.name for one in side.runs) for side in sides)),
         sides=[
-            {"label": side.label, "color": side.color, "runs": [visible(str(one.run.root)) for one in side.runs]}
+            {"label": side.label, "color": side.color, "runs": [printable(str(one.run.root)) for one in side.runs]}
             for side in sides
         ],
         tiles=_tiles(first),
-        says=[{"run": visible(one.name), "remarks": one.says} for side in sides for one in side.runs],
+        says=[{"run": printable(one.name), "remarks": one.says} for side in sides for one in side.runs],
         curves=[{**curve, "svg": Markup(curve["svg"])} for curve in _curves(sides)],
         timing=[{**chart, "svg": Markup(chart["svg"])} for chart in _timing(sides)],
         parts=list(runs.SPANS),
@@ -108,7 +108,7 @@ def _rendered(sides: Sequence[_Side], data: Mapping[str, Any], shown: int, total
         patterns=PATTERNS,
         lineage=[_lineage(one) for side in sides for one in side.runs],
         settings=_settings([one for side in sides for one in side.runs]),
-        names=[visible(one.name) for side in sides for one in side.runs],
+        names=[printable(one.name) for side in sides for one in side.runs],
         shown=shown,
         total=total,
         data=Markup(_json(data)),
@@ -149,7 +149,7 @@ def _curves(sides: Sequence[_Side]) -> Iterable[dict[str, Any]]:
         series = [runs.together(side.runs, name, side.color, side.label) for side in sides]
         kind = BY_NAME[name].kind if name in BY_NAME else "plain"
         svg = charts.curves(series, share=kind == "share" and name not in ("clipped", "failed", "cut"))
-        title = TITLES.get(name) or f"Part of the reward: {visible(name.removeprefix('part.'))}"
+        title = TITLES.get(name) or f"Part of the reward: {printable(name.removeprefix('part.'))}"
         meaning = BY_NAME[name].meaning if name in BY_NAME else "mean of this part of the reward"
         if svg:
             yield {"name": name, "title": title, "meaning": meaning, "svg": svg}
@@ -160,7 +160,7 @@ def _timing(sides: Sequence[_Side]) -> Iterable[dict[str, Any]]:
         one = side.runs[0]
         svg = charts.stacked(one.steps, runs.seconds_by_part(one), "seconds")
         if svg:
-            yield {"title": f"Seconds of each step, {visible(one.name)}", "svg": svg, "legend": True}
+            yield {"title": f"Seconds of each step, {printable(one.name)}", "svg": svg, "legend": True}
     found: dict[str, list[Series]] = {}
     for side in sides:
         for name, series in runs.machine_curves(side.runs[0], side.color, side.label).items():
@@ -174,12 +174,12 @@ def _evaluations(sides: Sequence[_Side]) -> Iterable[dict[str, Any]]:
     for side in sides:
         for one in side.runs:
             for name, numbers in runs.evaluations(one).items():
-                series = runs.interval_series(visible(one.name), side.color, numbers)
-                found.setdefault(name, []).append((series, visible(one.name), numbers))
+                series = runs.interval_series(printable(one.name), side.color, numbers)
+                found.setdefault(name, []).append((series, printable(one.name), numbers))
     for name, several in found.items():
         svg = charts.curves([series for series, _, _ in several], share=True, intervals=True, x="policy")
         rows = [{"run": run, **one} for _, run, numbers in several for one in numbers]
-        yield {"title": visible(name), "svg": svg, "rows": rows}
+        yield {"title": printable(name), "svg": svg, "rows": rows}
 
 
 def _environments(one: ReportedRun) -> dict[str, Any]:
@@ -206,13 +206,13 @@ def _environments(one: ReportedRun) -> dict[str, Any]:
             for pattern, values in shares.items()
             if any(values)
         ]
-        found.append({"env": visible(env), "first": ends[0], "last": ends[-1], "patterns": seen})
-    return {"run": visible(one.name), "steps": steps, "envs": found, "read": read, "total": total}
+        found.append({"env": printable(env), "first": ends[0], "last": ends[-1], "patterns": seen})
+    return {"run": printable(one.name), "steps": steps, "envs": found, "read": read, "total": total}
 
 
 def _lineage(one: ReportedRun) -> dict[str, Any]:
     lines = runs.lineage(one)
-    return {"run": visible(one.name), "steps": lines[-LINEAGE_STEPS:], "earlier": max(0, len(lines) - LINEAGE_STEPS)}
+    return {"run": printable(one.name), "steps": lines[-LINEAGE_STEPS:], "earlier": max(0, len(lines) - LINEAGE_STEPS)}
 
 
 def _settings(shown: Sequence[ReportedRun]) -> list[dict[str, Any]]:
@@ -221,5 +221,7 @@ def _settings(shown: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     found = []
     for name in sorted({name for settings in by_run for name in settings}):
         values = [json.dumps(settings.get(name), ensure_ascii=False) for settings in by_run]
-        found.append({"name": visible(name), "values": [visible(v) for v in values], "differs": len(set(values)) > 1})
+        found.append(
+            {"name": printable(name), "values": [printable(v) for v in values], "differs": len(set(values)) > 1}
+        )
     return sorted(found, key=lambda line: not line["differs"])

@@ -8,7 +8,7 @@ from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import Manifest, read_manifest
 from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics
 from nanoskyrl.stages.core.pipeline import STAGES
-from nanoskyrl.stages.core.runs import EVALUATIONS, Run, version_of
+from nanoskyrl.stages.core.runs import Run, version_of
 from nanoskyrl.stages.looking.environment_report import EnvironmentReport, environment_reports
 from nanoskyrl.stages.looking.find_rows import RowSource, of_step
 from nanoskyrl.stages.looking.reading import Remark, remarks
@@ -115,7 +115,7 @@ def evaluations(one: ReportedRun) -> dict[str, list[dict[str, Any]]]:
     from nanoskyrl.stages.looking.eval_report import summary_of
 
     found: dict[str, list[dict[str, Any]]] = {}
-    for place in sorted((one.run.root / EVALUATIONS).glob("*/*")):
+    for place in one.run.evaluations():
         version = version_of(one.run.root / "policies" / place.parent.name)
         if version is None or readable(place) is None:
             continue

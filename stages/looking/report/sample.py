@@ -9,12 +9,12 @@ from nanoskyrl.envs.tool_formats.own import calls_in_words
 from nanoskyrl.stages.core.manifest import STAYS_LOCAL, read_manifest
 from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.core.rows import from_table
+from nanoskyrl.stages.core.safe_text import printable
 from nanoskyrl.stages.core.trajectory import Trajectory
 from nanoskyrl.stages.looking.error_patterns import patterns_by_row
 from nanoskyrl.stages.looking.find_rows import RowSource, of_step, select, whole_rows
 from nanoskyrl.stages.looking.report.runs import ReportedRun, spread
 from nanoskyrl.stages.looking.tokens import TokenFacts, token_facts, tokenizer_for
-from nanoskyrl.stages.looking.visible import visible
 
 STEPS, GROUPS, ATTEMPTS = 12, 8, 4
 """Sampled at most: steps of a run, groups of a step, attempts of a group (best, worst and between)."""
@@ -78,10 +78,10 @@ def _record(t: Trajectory, tokens: list[TokenFacts], patterns: list[str]) -> dic
     calls = [(number, call) for number, turn in enumerate(t.turns) for call in turn.tool_calls]
     advantages = [token.advantage for token in tokens if token.advantage is not None]
     return {
-        "id": t.trajectory_id, "task": visible(t.task_id), "env": visible(t.env), "group": t.group_id,
+        "id": t.trajectory_id, "task": printable(t.task_id), "env": printable(t.env), "group": t.group_id,
         "sample": t.sample, "status": t.status, "stop": t.stop_reason, "policy": t.policy_version,
         "reward": _short(t.reward), "success": t.success, "score": t.score_status,
-        "parts": {visible(name): _short(value) for name, value in t.reward_parts.items()},
+        "parts": {printable(name): _short(value) for name, value in t.reward_parts.items()},
         "advantage": _short(sum(advantages) / len(advantages)) if advantages else None,
         "turns": len(t.turns), "length": t.completion_tokens, "patterns": patterns,
         "error": None if t.error is None else _cut(t.error),
@@ -89,9 +89,9 @@ def _record(t: Trajectory, tokens: list[TokenFacts], patterns: list[str]) -> dic
         "messages": [_message(message) for message in t.messages],
         "calls": [
             {
-                "turn": number, "tool": None if call.tool is None else visible(call.tool),
+                "turn": number, "tool": None if call.tool is None else printable(call.tool),
                 "args": _cut(json.dumps(call.args, ensure_ascii=False)), "ok": call.ok,
-                "error": None if call.error is None else visible(call.error), "result": _cut(str(call.result)),
+                "error": None if call.error is None else printable(call.error), "result": _cut(str(call.result)),
             }
             for number, call in calls
         ],
@@ -101,19 +101,19 @@ def _record(t: Trajectory, tokens: list[TokenFacts], patterns: list[str]) -> dic
 
 def _message(message: Mapping[str, Any]) -> list[str]:
     text = calls_in_words(str(message.get("content") or ""), message.get("tool_calls") or ())
-    return [visible(str(message.get("role"))), _cut(text)]
+    return [printable(str(message.get("role"))), _cut(text)]
 
 
 def _cut(text: str) -> str:
     rest = len(text) - TEXT
-    return visible(text) if rest <= 0 else f"{visible(text[:TEXT])} … {rest} more characters"
+    return printable(text) if rest <= 0 else f"{printable(text[:TEXT])} … {rest} more characters"
 
 
 def _columns(tokens: list[TokenFacts]) -> dict[str, Any]:
     """Return the tokens as columns, which are smaller than rows; a column without a number is left out."""
     shown = tokens[:TOKENS]
     found: dict[str, Any] = {
-        "text": [visible(token.text) or f"[{token.id}]" for token in shown],
+        "text": [printable(token.text) or f"[{token.id}]" for token in shown],
         "mask": "".join("1" if token.sampled else "0" for token in shown),
         "left": len(tokens) - len(shown),
     }
