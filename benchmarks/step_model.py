@@ -3,8 +3,8 @@
     python benchmarks/step_model.py
 
 Half of the GPUs generate and half train, with a lag of 1: a step takes the longer half, and what the driver does by
-itself. The constants are from benchmarks/README.md (Qwen2.5-1.5B's shape, H200) and from `benchmarks/scale.py` (two
-busy cores); what is assumed says so.
+itself. The constants are from benchmarks/README.md (Qwen2.5-1.5B's shape, H200); what is
+assumed says so.
 """
 
 import argparse
@@ -17,7 +17,8 @@ GIB = 2**30
 FULL, HALF_FULL = 47_013.0, 59_985 / 2
 """Tokens a second of a GPU that generates, with 1,024 and with 512 sequences on it."""
 DRIVER_ROW, DRIVER_PART = 60e-6, 5e-3
-"""Seconds of the driver for a trajectory and for a part: score and advantage, digests and summaries."""
+"""Assumed: seconds of the driver for a trajectory and for a part, digests and summaries of score and advantage. `python
+benchmarks/scale.py score` prints what to put here; it has not been run on an idle machine."""
 SHARD_BYTES = 4.61
 """Of a shard, a response token."""
 STORE, REDUCE = 1.25e9, 25e9
