@@ -9,6 +9,7 @@ from nanoskyrl_cli.options import (
     AlgoOption,
     ConfigOption,
     DryRunOption,
+    ExecutorOption,
     ForceOption,
     JsonOption,
     OutOption,
@@ -54,6 +55,7 @@ def advantage(
         str | None,
         typer.Option(help="Of `skyrl score --name`; written beside, as advantage-NAME.", show_default=False),
     ] = None,
+    executor: ExecutorOption = None,
     run: RunOption = None,
     out: OutOption = None,
     config: ConfigOption = None,
@@ -67,6 +69,7 @@ def advantage(
     Example: skyrl advantage
     """
     flags = {
+        "run": {"executor": executor},
         "advantage": {"estimator": estimator, "old_logprobs": old_logprobs, "ref_logprobs": ref_logprobs},
         "train": {"algo": algo},
     }

@@ -11,6 +11,7 @@ from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl_cli.options import (
     ConfigOption,
     EnvOption,
+    ExecutorOption,
     ForceOption,
     OutOption,
     RunOption,
@@ -73,6 +74,7 @@ def evaluate(
         tuple[str, str] | None,
         typer.Option(help="Two finished evaluations, to be set side by side.", metavar="A B", show_default=False),
     ] = None,
+    executor: ExecutorOption = None,
     run: RunOption = None,
     out: OutOption = None,
     config: ConfigOption = None,
@@ -93,6 +95,7 @@ def evaluate(
             f"`--endpoint` is asked by the engine openai, and `--engine` is {engine}", hint="Leave one of them out"
         )
     flags: dict[str, dict[str, Any]] = {
+        "run": {"executor": executor},
         "eval": {
             "env": env, "limit": limit, "n_samples": n_samples, "temperature": temperature, "seed": seed,
             "prices": prices,

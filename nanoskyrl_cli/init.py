@@ -50,11 +50,9 @@ def init(
         say(f"Next: skyrl rollout --env {shlex.quote(f'{file.stem}:{class_of(file)}')} --engine scripted")
         return
     from nanoskyrl.stages.looking.template import write_settings
-    from nanoskyrl.stages.running.places import check_place
     from nanoskyrl_cli.options import settings_of
 
     found, settings = settings_of(run, None, assignments, preset=preset, lasts=True)
-    check_place(found)
     written = write_settings(found, settings, force=force)
     if as_json:
         print_made(written)

@@ -14,6 +14,7 @@ from nanoskyrl_cli.options import (
     DataOption,
     EngineOption,
     EnvOption,
+    ExecutorOption,
     JsonOption,
     LengthOption,
     LoraOption,
@@ -66,6 +67,7 @@ def loop(
         str | None, typer.Option(help="Where training runs, in processes of its own.", show_default=False)
     ] = None,
     seed: SeedOption = None,
+    executor: ExecutorOption = None,
     run: RunOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
@@ -81,7 +83,7 @@ def loop(
     from nanoskyrl.stages.looking.live import live_loop
 
     flags = {
-        "run": {"policy": policy, "seed": seed, "lag": lag},
+        "run": {"policy": policy, "seed": seed, "lag": lag, "executor": executor},
         "rollout": {
             "env": environments(env), "engine": engine, "temperature": temperature, "max_turns": max_turns,
             "train_batch_size": train_batch_size, "n_samples_per_prompt": n_samples_per_prompt,

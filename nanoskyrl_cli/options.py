@@ -82,6 +82,10 @@ LengthOption = Annotated[
 LrOption = Annotated[float | None, typer.Option("--lr", help="Learning rate.", show_default=False)]
 LoraOption = Annotated[int | None, typer.Option("--lora-rank", help="0 trains the whole model.", show_default=False)]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would come out, and change nothing.")]
+ExecutorOption = Annotated[
+    str | None,
+    typer.Option("--executor", help="local, or ray: workers on a cluster, as [ray] says.", show_default=False),
+]
 SourceArgument = Annotated[
     str | None,
     typer.Argument(help="Input directory; default: the newest that is ready in the run.", show_default=False),

@@ -6,6 +6,7 @@ import typer
 
 from nanoskyrl_cli.options import (
     ConfigOption,
+    ExecutorOption,
     JsonOption,
     PolicyOption,
     RunOption,
@@ -24,6 +25,13 @@ def plan(
     lag: Annotated[
         int | None, typer.Option(help="Sample from the policy of that many steps ago.", show_default=False)
     ] = None,
+    executor: ExecutorOption = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            help="Print what to type on each of these, as node1,node2, to train together.", show_default=False
+        ),
+    ] = None,
     run: RunOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
@@ -36,8 +44,13 @@ def plan(
     from nanoskyrl.stages.looking.plan import plan as stage
 
     flags = {
-        "run": {"policy": policy, "lag": lag},
+        "run": {"policy": policy, "lag": lag, "executor": executor},
         "loop": {"gpus_generate": gpus_generate, "gpus_train": gpus_train},
     }
     found, settings = settings_of(run, config, assignments, flags)
+    if hosts is not None:
+        from nanoskyrl.stages.looking.hosts import host_commands
+
+        print_numbers(host_commands(found, settings, [host.strip() for host in hosts.split(",")]), as_json)
+        return
     print_numbers(stage(found, settings), as_json)

@@ -11,6 +11,7 @@ from nanoskyrl_cli.options import (
     DataOption,
     EngineOption,
     EnvOption,
+    ExecutorOption,
     ForceOption,
     JsonOption,
     LengthOption,
@@ -56,6 +57,7 @@ def rollout(
     lag: Annotated[
         int | None, typer.Option(help="Sample from the policy of that many steps ago.", show_default=False)
     ] = None,
+    executor: ExecutorOption = None,
     run: RunOption = None,
     out: OutOption = None,
     config: ConfigOption = None,
@@ -69,7 +71,7 @@ def rollout(
     """
     named = [task.strip() for task in tasks.split(",")] if tasks else None
     flags = {
-        "run": {"policy": policy, "seed": seed, "lag": lag},
+        "run": {"policy": policy, "seed": seed, "lag": lag, "executor": executor},
         "train": {"algo": algo},
         "rollout": {
             "env": environments(env), "engine": engine, "tasks": named, "temperature": temperature,

@@ -6,6 +6,7 @@ import typer
 
 from nanoskyrl_cli.options import (
     ConfigOption,
+    ExecutorOption,
     ForceOption,
     JsonOption,
     OutOption,
@@ -30,6 +31,7 @@ def score(
         str | None,
         typer.Option(help="Write a second opinion beside the run's score, as score-NAME.", show_default=False),
     ] = None,
+    executor: ExecutorOption = None,
     run: RunOption = None,
     out: OutOption = None,
     config: ConfigOption = None,
@@ -41,7 +43,8 @@ def score(
 
     Example: skyrl score
     """
-    session = open_session(run, config, assignments, {"score": {"rewards": weights(reward) if reward else None}})
+    flags = {"run": {"executor": executor}, "score": {"rewards": weights(reward) if reward else None}}
+    session = open_session(run, config, assignments, flags)
     if name is None:
         return make(session, "score", as_json, source=path(rollout), output=path(out), force=force)
     with working("score"):

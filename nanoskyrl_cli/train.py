@@ -12,6 +12,7 @@ from nanoskyrl_cli.options import (
     AlgoOption,
     ConfigOption,
     DryRunOption,
+    ExecutorOption,
     ForceOption,
     JsonOption,
     LoraOption,
@@ -19,6 +20,7 @@ from nanoskyrl_cli.options import (
     OutOption,
     RunOption,
     SetOption,
+    finish,
     make,
     open_session,
     path,
@@ -56,6 +58,7 @@ def train(
         int | None,
         typer.Option(help="With --follow: policies to train, from the run's beginning.", show_default=False),
     ] = None,
+    executor: ExecutorOption = None,
     run: RunOption = None,
     out: OutOption = None,
     config: ConfigOption = None,
@@ -80,7 +83,10 @@ def train(
     if follow:
         run, advantages = run or next(iter(advantages or ()), None), None
         _check_run(run)
-    flags = {"train": {"algo": algo, "lr": lr, "lora_rank": lora_rank, "allow_estimator": allow_estimator or None}}
+    flags = {
+        "run": {"executor": executor},
+        "train": {"algo": algo, "lr": lr, "lora_rank": lora_rank, "allow_estimator": allow_estimator or None},
+    }
     session = open_session(run, config, assignments, flags, ahead=follow)
     if num_processes > 1 and "WORLD_SIZE" not in os.environ:
         from nanoskyrl.stages.learning.process_group import launch
@@ -102,6 +108,13 @@ def train(
         print_numbers(session.preview_train(source=source, policy=policy_path(policy)), as_json)
         return 0
     named = {"source": source, "output": path(out), "policy": policy_path(policy), "state": path(state)}
+    if session.config.executor == "ray" and "WORLD_SIZE" not in os.environ:
+        from nanoskyrl.stages.core.manifest import read_manifest
+        from nanoskyrl.stages.running.cluster.learner import train_on_ray
+        from nanoskyrl.stages.running.session import StageResult
+
+        place = train_on_ray(session, **named, force=force)
+        return finish(StageResult(read_manifest(place), place, False), session, "train", as_json)
     return make(session, "train", as_json, **named, force=force)
 
 

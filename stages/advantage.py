@@ -4,10 +4,10 @@ The estimator sees the rewards of a group's trajectories, each once, however man
 has. Rows that are not kept stay in the shards with a reason and null advantages.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,13 +17,14 @@ from nanoskyrl.stages.core.at_once import Behind, ahead
 from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import row_settings
 from nanoskyrl.stages.core.errors import SettingsError
-from nanoskyrl.stages.core.manifest import Head, Manifest, read_manifest
-from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
-from nanoskyrl.stages.core.output import Output, open_output
+from nanoskyrl.stages.core.executor import Executor, Job, Maker
+from nanoskyrl.stages.core.manifest import Head, Manifest, Part, read_manifest
+from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value
+from nanoskyrl.stages.core.output import Output, Written, commit_part, open_output
 from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.rows import row_arrays
-from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
-from nanoskyrl.stages.core.table_checks import check, check_some
+from nanoskyrl.stages.core.shards import part_name, read_part
+from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import schema_of
 from nanoskyrl.stages.learning.advantage_columns import (
     PASSED,
@@ -38,10 +39,10 @@ from nanoskyrl.stages.learning.advantage_columns import (
     summary,
 )
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
+from nanoskyrl.stages.learning.advantage_inputs import NO_MODELS, Held, Models, Stored
 from nanoskyrl.stages.learning.kl_in_reward import FACT, Passed, coefficient, facts_of
 from nanoskyrl.stages.learning.trajectories import COLUMNS, LENGTHS, MASK, Rows, gather
 from nanoskyrl.stages.models.policy import check_critic, critic_digest, policy_digest
-from nanoskyrl.stages.models.vocabulary import check_token_ids
 
 if TYPE_CHECKING:
     from nanoskyrl.stages.learning.model_columns import Passes, Wanted
@@ -56,6 +57,7 @@ def advantage(
     reference: Path | None = None,
     previous: Path | None = None,
     passes: "Passes | None" = None,
+    executor: Executor | None = None,
     force: bool = False,
     log: MetricsLog = MetricsLog(),
 ) -> Manifest:
@@ -69,6 +71,7 @@ def advantage(
         reference: The frozen policy; needed for a KL.
         previous: Advantages of the step before, from whose KL an adaptive coefficient follows; None: it begins.
         passes: Models that are up; else they are loaded here, if any is asked for.
+        executor: Writes the parts elsewhere; the estimator, which sees the whole batch, and models work here.
         force: Replace an output made under other settings.
         log: Where numbers go.
 
@@ -106,6 +109,13 @@ def advantage(
             world.barrier()
             return read_manifest(output)
 
+        work_numbers: Mapping[str, Value] = {}
+        if executor is not None:
+            job = Job(begin=begin_parts, arguments={"scored": scored.absolute(), "output": output.absolute()})
+            with watch("estimate"):
+                executor.fill(out, job, _slices(source, columns, out))
+            work_numbers = executor.facts()
+
         def stored() -> Iterator[tuple[int, bool, pa.Table]]:
             for index in range(len(source.parts)):
                 there = out.has_part(index)
@@ -136,78 +146,37 @@ def advantage(
         if world is not None:
             world.barrier()
     numbers |= {f"advantage/{FACT}/{name}": value for name, value in facts.get(FACT, {}).items()}
+    numbers |= {f"advantage/{key}": value for key, value in work_numbers.items()}
     log.write("advantage", {**numbers, **watch.timings()})
     return manifest
+
+
+def begin_parts(*, scored: Path, output: Path) -> Maker:
+    """Return what adds its columns to a part and commits it, in a worker."""
+
+    def make(index: int, item: tuple[Part, AdvantageColumns]) -> Written:
+        source, columns = item
+        table = read_part(scored / source.name, source.digest)
+        check(table, "score")
+        found = add_columns(table, columns)
+        check(found, "advantage", checked="score")
+        return commit_part(output, index, found, dropped_by_reason)
+
+    return make
+
+
+def _slices(source: Manifest, columns: AdvantageColumns, out: Output) -> Iterator[tuple[int, Any]]:
+    """Yield index, part and columns of each part that is missing."""
+    start = 0
+    for index, part in enumerate(source.parts):
+        if not out.has_part(index):
+            yield index, (part, columns.of_rows(start, start + part.rows))
+        start += part.rows
 
 
 def _before(config: AdvantageConfig, previous: Path | None) -> Manifest | None:
     """Return what the step before says of its KL; None where the coefficient begins, or is fixed."""
     return None if previous is None or config.kl_ctrl == "fixed" else read_manifest(previous, stage="advantage")
-
-
-class Models(NamedTuple):
-    """What columns that need a model are computed with."""
-
-    policy: Path | None = None
-    """What training starts from."""
-    reference: Path | None = None
-    passes: "Passes | None" = None
-    """Models that are up."""
-
-
-NO_MODELS = Models()
-
-
-class Stored:
-    """A batch on disk: its parts are read when they are needed, and checked where they are read whole."""
-
-    def __init__(self, scored: Path, source: Manifest, asks: set[str], models: Models, watch: Stopwatch) -> None:
-        """Read nothing yet; tokens will be held against every model that is asked about them."""
-        self.scored, self.source, self.watch = scored, source, watch
-        asked = ((models.policy, bool(asks - {"ref_logprobs"})), (models.reference, "ref_logprobs" in asks))
-        self._asked = [model for model, is_asked in asked if is_asked and model is not None]
-
-    def __len__(self) -> int:
-        return len(self.source.parts)
-
-    def part(self, index: int) -> pa.Table:
-        """Return a part, whole.
-
-        Raises:
-            InputError: it is not what `score` writes, or holds a token that a model does not know.
-        """
-        part = self.source.parts[index]
-        table = read_part(self.scored / part.name, part.digest)
-        check(table, "score")
-        for model in self._asked:
-            check_token_ids(table, self.scored, model)
-        return table
-
-    def columns(self, names: Sequence[str]) -> Iterator[pa.Table]:
-        """Yield some columns of each part."""
-        for table in read_parts(self.scored, self.source, names):
-            with self.watch("check"):
-                check_some(table, "score")
-            yield table
-
-
-class Held:
-    """A batch in memory, checked."""
-
-    def __init__(self, table: pa.Table) -> None:
-        """Keep the rows, which are one part."""
-        self.table = table
-
-    def __len__(self) -> int:
-        return 1
-
-    def part(self, index: int) -> pa.Table:
-        """Return all rows."""
-        return self.table
-
-    def columns(self, names: Sequence[str]) -> Iterator[pa.Table]:
-        """Yield some columns."""
-        yield self.table.select(list(names))
 
 
 def preview(

@@ -22,6 +22,7 @@ from nanoskyrl.eval.prices import read_prices
 from nanoskyrl.stages.core.checked import PATH, PLACE, Checked, NonNegativeFloat, NonNegativeInt, PositiveInt
 from nanoskyrl.stages.core.config import plugin_config, row_settings
 from nanoskyrl.stages.core.errors import NanoskyrlError, SettingsError, ShortError
+from nanoskyrl.stages.core.executor import Executor
 from nanoskyrl.stages.core.manifest import STAYS_LOCAL, SUMMARY, Head, Manifest, refuse_to_leave
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.core.output import open_output, part_files
@@ -31,11 +32,12 @@ from nanoskyrl.stages.core.shards import read_part
 from nanoskyrl.stages.core.storage import is_local, make_directory, write_whole
 from nanoskyrl.stages.core.trajectory import Trajectory
 from nanoskyrl.stages.engines.base import UNREACHABLE, Engine
+from nanoskyrl.stages.engines.part_filler import PartFiller
 from nanoskyrl.stages.engines.rollout_config import ROWS_PER_PART, RolloutConfig, check_template_arguments
 from nanoskyrl.stages.engines.rollout_parts import failed, in_parts
 from nanoskyrl.stages.engines.task_order import tasks_in
 from nanoskyrl.stages.models.policy import model_name
-from nanoskyrl.stages.rollout import PartFiller, files_of, prepare
+from nanoskyrl.stages.rollout import files_of, prepare
 from nanoskyrl.stages.score import score_table, unjudged
 
 FILES = "_files"
@@ -102,6 +104,7 @@ def evaluate(
     name: str | None = None,
     settings: dict[str, dict[str, Any]] | None = None,
     engine: Engine | None = None,
+    executor: Executor | None = None,
     force: bool = False,
     log: MetricsLog = MetricsLog(),
 ) -> Manifest:
@@ -115,6 +118,7 @@ def evaluate(
         name: A benchmark or an environment; None: what the settings name.
         settings: Tables of the environment or benchmark, and of the engine.
         engine: One that is up; else it is made here.
+        executor: Makes the parts elsewhere, with engines of its own.
         force: Replace an output made under other settings.
         log: Where numbers go.
 
@@ -145,18 +149,10 @@ def evaluate(
     with open_output(output, head, force=force, dropped=short) as out:
         if out.manifest is not None:
             return out.manifest
-        unanswered: list[str] = []
-
-        def answered(rows: list[Trajectory]) -> pa.Table | None:
-            """Return the table of a part, or note why some of it was not answered."""
-            lost = [row.error for row in rows if row.error is not None and row.error.startswith(UNREACHABLE)]
-            unanswered.extend(lost)
-            with watch("score"):
-                return None if lost else _scored(plan.environment, rows)
-
-        filler = PartFiller(out, plan, policy, settings, engine, watch)
+        filler = PartFiller(out, plan, policy, settings, engine, watch, executor)
         with contextlib.closing(filler):
-            filler.fill(in_parts(plan.tasks, plan.config.rows_per_part, config.n_samples), answered, journal=journal)
+            parts = in_parts(plan.tasks, plan.config.rows_per_part, config.n_samples)
+            unanswered = filler.fill(parts, judged, journal=journal)
         if unanswered:
             wanted = len(plan.tasks) * config.n_samples
             raise ShortError(
@@ -216,8 +212,13 @@ def settings_of(name: str, engine: str, settings: Mapping[str, Mapping[str, Any]
     return found
 
 
-def _scored(environment: Environment, rows: list[Trajectory]) -> pa.Table:
-    """Return the rows with their verdicts, and without their text where that must not be written down."""
+def judged(environment: Environment, rows: list[Trajectory]) -> pa.Table | list[str]:
+    """Return the rows with their verdicts, and without their text where that must not be written down.
+
+    Where some of them were not answered: why.
+    """
+    if lost := [row.error for row in rows if row.error is not None and row.error.startswith(UNREACHABLE)]:
+        return lost
     bench = environment if isinstance(environment, Benchmark) else None
     table = score_table(to_table(rows), environment.score, threads=bench.workers if bench else 1)
     if bench is None or not bench.secret:

@@ -7,57 +7,39 @@ groups have spread in success.
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from nanoskyrl.envs.base import Environment, Task, check_task
 from nanoskyrl.envs.datasets import HUB
-from nanoskyrl.envs.memory import Memory
 from nanoskyrl.envs.mixture import Mixture
 from nanoskyrl.stages.core.checked import metadata_of
 from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import plugin_config, row_settings, stage_config, to_plain
 from nanoskyrl.stages.core.digests import digest_path, digest_text
-from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.executor import Executor
 from nanoskyrl.stages.core.manifest import NUMBERS, Head, Manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, finite
-from nanoskyrl.stages.core.output import Output, open_output, part_files
-from nanoskyrl.stages.core.registry import lookup, plugin_errors
-from nanoskyrl.stages.core.rows import to_table
+from nanoskyrl.stages.core.output import open_output, part_files
+from nanoskyrl.stages.core.registry import plugin_errors
 from nanoskyrl.stages.core.shards import read_part, read_parts
 from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl.stages.core.trajectory import Trajectory
-from nanoskyrl.stages.engines.base import Engine, SamplingParams, make_engine
-from nanoskyrl.stages.engines.rollout_config import NO_LIMIT, RolloutConfig
+from nanoskyrl.stages.engines.base import Engine
+from nanoskyrl.stages.engines.part_filler import PartFiller, Plan, make_environment, order_of
+from nanoskyrl.stages.engines.rollout_config import RolloutConfig
 from nanoskyrl.stages.engines.rollout_parts import (
     SUMMARY_COLUMNS,
     failed,
     in_parts,
-    load_policy,
-    play_parts,
     summary,
 )
-from nanoskyrl.stages.engines.task_order import TaskOrder, drawn, tasks_in, weights_of
-from nanoskyrl.stages.engines.turns import TurnLimits
+from nanoskyrl.stages.engines.task_order import drawn, tasks_in, weights_of
 from nanoskyrl.stages.models.chat_template import check_tool_format
 from nanoskyrl.stages.models.policy import policy_digest
 
 if TYPE_CHECKING:
     from nanoskyrl.stages.score import Scorer
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A rollout ready to run: everything but the generating."""
-
-    config: RolloutConfig
-    environment: Environment
-    tasks: Sequence[Task]
-    head: Head
 
 
 def prepare(policy: Path | None, config: RolloutConfig, settings: dict[str, dict[str, Any]]) -> Plan:
@@ -109,19 +91,6 @@ def environment_and_tasks(config: RolloutConfig, settings: dict[str, dict[str, A
     return environment, tasks_of(environment, config)
 
 
-def make_environment(env: str | Mapping[str, float], settings: Mapping[str, Mapping[str, Any]]) -> Environment:
-    """Return the environment of `rollout.env`, or a mixture of several.
-
-    Raises:
-        SettingsError, InputError: an unknown one, or its settings or files cannot be used.
-    """
-    made: dict[str, Environment] = {}
-    for name in weights_of(env):
-        with plugin_errors(f"environment `{name}`"):
-            made[name] = lookup("env", name)(plugin_config(settings, "env", name))
-    return made[env] if isinstance(env, str) else Mixture(made)
-
-
 def tasks_of(environment: Environment, config: RolloutConfig, sampling_round: int = 0) -> list[Task]:
     """Return the tasks of one round of a step.
 
@@ -150,14 +119,10 @@ def _tasks_of_one(
 ) -> list[Task]:
     with plugin_errors(f"environment `{name}`"):
         tasks = tasks_in(environment, config.split)
-        chosen = _order(config, name).choose(tasks, count, config.tasks, sampling_round, start)
+        chosen = order_of(config, name).choose(tasks, count, config.tasks, sampling_round, start)
         for task in chosen:
             check_task(task)
     return chosen
-
-
-def _order(config: RolloutConfig, env: str) -> TaskOrder:
-    return TaskOrder(seed=config.seed, step=config.step, env=env, split=config.split)
 
 
 def files_of(config: Any) -> dict[str, str]:
@@ -177,6 +142,7 @@ def rollout(
     *,
     settings: dict[str, dict[str, Any]] | None = None,
     engine: Engine | None = None,
+    executor: Executor | None = None,
     force: bool = False,
     log: MetricsLog = MetricsLog(),
 ) -> Manifest:
@@ -188,6 +154,7 @@ def rollout(
         config: What to attempt and how to sample.
         settings: Tables of the environment and the engine.
         engine: One that is up already; else it is made here. It is given this policy.
+        executor: Makes the parts elsewhere, with engines of its own.
         force: Replace an output made under other settings.
         log: Where numbers go.
 
@@ -203,7 +170,7 @@ def rollout(
         if out.manifest is not None:
             return out.manifest
         tasks, rounds, index, spread = plan.tasks, 0, 0, 0
-        filler = PartFiller(out, plan, policy, settings, engine, watch)
+        filler = PartFiller(out, plan, policy, settings, engine, watch, executor)
         scorer, threads = _scorer(plan.environment, settings) if config.dynamic_sampling else (None, 1)
         with contextlib.closing(filler):
             while True:
@@ -243,114 +210,3 @@ def _scorer(environment: Environment, settings: dict[str, dict[str, Any]]) -> tu
 
     config, judge = stage_config(settings, "score"), stage_config(settings, "judge")
     return scorer_of(config, environment, judge), verdicts_at_once(config, judge, environment)
-
-
-class PartFiller:
-    """Writes the parts of a rollout that are missing, with an engine that is brought to the policy for the first."""
-
-    def __init__(
-        self, out: Output, plan: Plan, policy: Path | None, settings: dict[str, dict[str, Any]], engine: Engine | None,
-        watch: Stopwatch,
-    ) -> None:  # fmt: skip
-        """Start nothing.
-
-        Args:
-            out: Where the parts go.
-            plan: What is attempted.
-            policy: Who attempts it; None for engines that need none.
-            settings: The engine's table.
-            engine: One that is up; None: it is made when it is needed, and closed in the end.
-            watch: Where time is noted.
-        """
-        self.out, self.plan, self.policy, self.settings, self.watch = out, plan, policy, settings, watch
-        self.engine, self._made = engine, engine is None
-
-    def fill(
-        self,
-        parts: Mapping[int, Sequence[Task]],
-        table_of: Callable[[list[Trajectory]], pa.Table | None] = to_table,
-        *,
-        sampling_round: int = 0,
-        journal: Path | None = None,
-    ) -> None:
-        """Write those that are missing.
-
-        Args:
-            parts: The tasks of each.
-            table_of: Makes the table of a part; None: the part is left out.
-            sampling_round: Of dynamic sampling.
-            journal: Where the engine keeps replies until their part is written, if it can.
-        """
-        missing = {index: tasks for index, tasks in parts.items() if not self.out.has_part(index)}
-        if not missing:
-            return
-        name = self.plan.config.engine
-        if self.engine is None:
-            self.engine = make_engine(name, plugin_config(self.settings, "engine", name))
-        load_policy(self.engine, self.policy, name, self.watch)
-        self.engine.keep_replies(journal)
-        for index, rows in run_parts(self.plan, missing, self.engine, self.policy, self.watch, sampling_round):
-            table = table_of(rows)
-            if table is not None:
-                with self.watch("write"):
-                    self.out.write_part(index, table)
-
-    def facts(self) -> Mapping[str, float | int | str | None]:
-        """Return the engine's numbers."""
-        return self.engine.facts() if self.engine is not None else {}
-
-    def close(self) -> None:
-        """Close an engine that was made here."""
-        if self._made and self.engine is not None:
-            self.engine.close()
-
-
-def run_parts(
-    plan: Plan,
-    parts: Mapping[int, Sequence[Task]],
-    engine: Engine,
-    policy: Path | None,
-    watch: Stopwatch,
-    sampling_round: int = 0,
-) -> Iterator[tuple[int, list[Trajectory]]]:
-    """Yield each part's index and trajectories, group after group; an asynchronous engine may end a later one first.
-
-    Raises:
-        SettingsError: the engine takes no stop strings, and there are some.
-    """
-    config = plan.config
-    if config.stop_strings and not engine.takes_stop_strings:
-        raise SettingsError(
-            f"engine `{config.engine}` takes no `rollout.stop_strings`",
-            hint="Leave them out, or use engine hf or openai",
-        )
-    attempts = {
-        index: [
-            (task, identity)
-            for task in tasks
-            for identity in _order(config, task.env or str(config.env)).identities(
-                task, config.n_samples_per_prompt, policy, plan.head.policy, sampling_round
-            )
-        ]
-        for index, tasks in parts.items()
-    }
-    return play_parts(
-        attempts,
-        plan.environment,
-        engine,
-        SamplingParams(
-            temperature=config.temperature, top_p=config.top_p, top_k=config.top_k,
-            logprobs_mode=config.logprobs_mode, stop_strings=config.stop_strings,
-        ),
-        TurnLimits(
-            max_turns=config.max_turns, max_generate_length=config.max_generate_length,
-            max_input_length=config.max_input_length or NO_LIMIT,
-            max_sequence_length=config.max_sequence_length or NO_LIMIT,
-        ),
-        watch,
-        memory=Memory(kind=config.memory, turns=config.memory_turns),
-        trajectory_mode=config.trajectory_mode,
-        tool_format=config.tool_format,
-        template_arguments=config.chat_template_kwargs,
-        concurrency=config.concurrency,
-    )  # fmt: skip

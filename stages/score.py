@@ -11,7 +11,7 @@ rollout's columns go through untouched.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Meta
 
-from nanoskyrl.algos.shaping import groups_with_spread, has_spread, metric_of
+from nanoskyrl.algos.shaping import groups_with_spread, metric_of
 from nanoskyrl.envs.base import Environment, Score
 from nanoskyrl.envs.graders.judge import JudgeConfig
 from nanoskyrl.envs.graders.verdicts import (
@@ -39,9 +39,10 @@ from nanoskyrl.stages.core.checked import PLACE, Checked, PositiveFloat, Positiv
 from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import plugin_config, row_settings, stage_config
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.core.manifest import NUMBERS, Head, Manifest, first_difference, is_finished, read_manifest
-from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, finite, mean, variance
-from nanoskyrl.stages.core.output import open_output
+from nanoskyrl.stages.core.executor import Executor, Job, Maker
+from nanoskyrl.stages.core.manifest import NUMBERS, Head, Manifest, Part, first_difference, is_finished, read_manifest
+from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, finite
+from nanoskyrl.stages.core.output import Written, commit_part, open_output
 from nanoskyrl.stages.core.rows import counts_in, from_table, to_json
 from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.core.storage import make_directory, write_whole
@@ -49,6 +50,7 @@ from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import schema_of
 from nanoskyrl.stages.engines.task_order import weights_of
 from nanoskyrl.stages.learning.advantage_config import sampling_of
+from nanoskyrl.stages.learning.score_numbers import SUMMARY_COLUMNS, summary
 from nanoskyrl.stages.rollout import make_environment
 
 UNJUDGED = ("verifier_error", "verifier_timeout")
@@ -89,6 +91,7 @@ def score(
     settings: dict[str, dict[str, Any]] | None = None,
     force: bool = False,
     again: bool = True,
+    executor: Executor | None = None,
     log: MetricsLog = MetricsLog(),
 ) -> Manifest:
     """Judge every trajectory of a rollout.
@@ -101,6 +104,7 @@ def score(
         force: Replace an output made under other settings.
         again: Judge rows of a finished output that have no verdict once more; all of its rows if reward functions have
             changed since.
+        executor: Makes the parts elsewhere.
         log: Where numbers go.
 
     Raises:
@@ -120,14 +124,26 @@ def score(
         if out.manifest is not None:
             return out.manifest
         reasons: Counter[str] = Counter()
+        work_numbers: Mapping[str, Value] = {}
+        if executor is not None:
+            job = Job(
+                begin=begin_parts,
+                arguments={
+                    "rollout": rollout.absolute(), "output": output.absolute(), "env": _env_of(source),
+                    "config": config, "settings": settings or {}, "kept": kept, "sampled_by": sampled_by,
+                },
+            )  # fmt: skip
+            missing = ((i, part) for i, part in enumerate(source.parts) if not out.has_part(i))
+            with watch("score"):
+                executor.fill(out, job, missing)
+            work_numbers = executor.facts()
 
         def stored() -> Iterator[tuple[int, bool, pa.Table]]:
             for index, part in enumerate(source.parts):
                 if there := out.has_part(index):
                     found = read_part(output / part_name(index), columns=SUMMARY_COLUMNS)
                 else:
-                    found = read_part(rollout / part.name, part.digest)
-                    check(found, "rollout")
+                    found = _read_rollout(rollout, part)
                 yield index, there, found
 
         def parts() -> Iterator[pa.Table]:
@@ -136,8 +152,7 @@ def score(
                 for index, there, found in ahead(stored(), watch, "read"):
                     if not there:
                         with watch("score"):
-                            known = kept or (_kept_verdicts(rollout, index) if sampled_by else {})
-                            found = score_table(found, scorer, threads, known)
+                            found = score_table(found, scorer, threads, kept or _kept(rollout, index, sampled_by))
                         writer(out.write_part, index, found)
                     reasons.update(_reasons(found))
                     yield found
@@ -153,8 +168,37 @@ def score(
         log_reason = {"score/unjudged": f"{reason['reason']} ({reason['count']} trajectories)"}
     else:
         log_reason = {}
-    log.write("score", {**log_reason, **numbers, **watch.timings()})
+    work_numbers = {f"score/{key}": value for key, value in work_numbers.items()}
+    log.write("score", {**log_reason, **numbers, **work_numbers, **watch.timings()})
     return manifest
+
+
+def begin_parts(
+    *,
+    rollout: Path,
+    output: Path,
+    env: str | dict[str, float],
+    config: ScoreConfig,
+    settings: dict[str, dict[str, Any]],
+    kept: Verdicts | None,
+    sampled_by: bool,
+) -> Maker:
+    """Return what judges a part of a rollout and commits it, in a worker."""
+    environment, judge_config = make_environment(env, settings), stage_config(settings, "judge")
+    scorer = scorer_of(config, environment, judge_config)
+    threads = verdicts_at_once(config, judge_config, environment)
+
+    def make(index: int, part: Part) -> Written:
+        known = kept or _kept(rollout, index, sampled_by)
+        return commit_part(output, index, score_table(_read_rollout(rollout, part), scorer, threads, known), unjudged)
+
+    return make
+
+
+def _read_rollout(rollout: Path, part: Part) -> pa.Table:
+    table = read_part(rollout / part.name, part.digest)
+    check(table, "rollout")
+    return table
 
 
 def head(rollout: Path, config: ScoreConfig, *, settings: dict[str, dict[str, Any]] | None = None) -> Head:
@@ -235,6 +279,11 @@ def groups_with_signal(rollout: Path, index: int, scorer: Scorer, threads: int) 
     return len(groups_with_spread([row.group_id for row in last], metrics))
 
 
+def _kept(rollout: Path, index: int, sampled_by: bool) -> Verdicts:
+    """Return the verdicts of dynamic sampling on a part, where it judged by the same rewards."""
+    return _kept_verdicts(rollout, index) if sampled_by else {}
+
+
 def _kept_verdicts(rollout: Path, index: int) -> Verdicts:
     """Return the verdicts that dynamic sampling had on a part; those that it lacked are asked for again."""
     path = rollout / VERDICTS / f"{index:05d}.json"
@@ -307,63 +356,6 @@ def score_table(table: pa.Table, scorer: Scorer, threads: int = 1, kept: Verdict
     )
     check(scored, "score", checked="rollout")
     return scored
-
-
-SUMMARY_COLUMNS = ("is_last_step", "score_status", "sample", "env", "reward", "reward_parts", "success", "group_id")
-
-
-def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:
-    """Return the numbers of scored shards; trajectories count once, however many rows they have."""
-    statuses: Counter[str] = Counter()
-    texts: Counter[str] = Counter()
-    rewards: list[float] = []
-    successes: list[float] = []
-    groups: dict[str, list[float]] = {}
-    size = 1
-    by_env: dict[str, tuple[list[float], list[float], set[str]]] = {}  # rewards, successes and groups of each
-    for table in tables:
-        last = table.select(SUMMARY_COLUMNS).filter(table.column("is_last_step"))
-        statuses.update(counts_in(last.column("score_status")))
-        size = max(size, 1 + (pc.max(last.column("sample")).as_py() or 0))
-        known = last.filter(pc.is_valid(last.column("reward")))
-        texts.update(counts_in(known.column("reward_parts")))
-        given = known.column("reward").to_pylist()
-        solved = [None if value is None else float(value) for value in known.column("success").to_pylist()]
-        rewards += given
-        successes += [value for value in solved if value is not None]
-        for name in counts_in(last.column("env")):
-            by_env.setdefault(name, ([], [], set()))
-        names, of_groups = known.column("env").to_pylist(), known.column("group_id").to_pylist()
-        for name, group, success, reward in zip(names, of_groups, solved, given, strict=True):
-            groups.setdefault(group, []).append(reward if success is None else success)
-            of_env = by_env[name]
-            of_env[0].append(reward)
-            if success is not None:
-                of_env[1].append(success)
-            of_env[2].add(group)
-    parts: dict[str, list[float]] = {}
-    for text, count in texts.items():
-        for name, value in json.loads(text).items():
-            parts.setdefault(name, []).extend([] if value is None else [value] * count)
-    spread = {group: variance(values) for group, values in groups.items() if len(values) > 1}
-    return {
-        "reward/avg_raw_reward": mean(rewards),
-        "reward/success": mean(successes),
-        f"reward/avg_pass_at_{size}": mean(float(max(values) > 0) for values in groups.values()),
-        "reward/groups_with_signal": mean(float(has_spread(values)) for values in groups.values() if len(values) > 1),
-        **{f"reward/part/{name}": mean(values) for name, values in sorted(parts.items()) if values},
-        **{
-            f"reward/{name}/variance_per_prompt": mean(value for group, value in spread.items() if group in among)
-            for name, (_, _, among) in by_env.items()
-        },
-        **{
-            f"reward/{name}/{key}": mean(values)
-            for name, (of_rewards, of_successes, _) in by_env.items()
-            if len(by_env) > 1
-            for key, values in (("avg_raw_reward", of_rewards), ("success", of_successes))
-        },
-        **{f"score/status/{status}": count for status, count in sorted(statuses.items())},
-    }
 
 
 def numbers_of(output: Path, manifest: Manifest) -> dict[str, Value]:

@@ -18,7 +18,7 @@ from nanoskyrl.stages.core.errors import InputError, Notice, ProofError, Setting
 from nanoskyrl.stages.core.manifest import Head, Manifest, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch
 from nanoskyrl.stages.core.output import open_output
-from nanoskyrl.stages.core.runs import version_of
+from nanoskyrl.stages.core.runs import is_published, version_of
 from nanoskyrl.stages.engines.base import Engine, TokenEngine, make_engine
 from nanoskyrl.stages.models.policy import policy_digest, publish, read_info, same_weights
 
@@ -65,7 +65,7 @@ def sync(
     watch = Stopwatch()
     source, ours = read_manifest(trained, stage="train"), head(trained, config)
     with open_output(output, ours, force=force) as out:
-        if out.manifest is not None and target.is_dir():
+        if out.manifest is not None and is_published(target):
             return out.manifest
         name = config.engine or "hf"
         if engine is None:
@@ -115,7 +115,7 @@ def _parent_of(target: Path) -> Path | None:
     """Return `policies/N-1` for `policies/N`, if it is there."""
     version = version_of(target)
     parent = target.parent / f"{version - 1:08d}" if version else None
-    return parent if parent is not None and parent.is_dir() else None
+    return parent if parent is not None and is_published(parent) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from nanoskyrl.stages.core.manifest import Head, Manifest, is_finished, read_man
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value
 from nanoskyrl.stages.core.output import open_output
 from nanoskyrl.stages.core.runs import Trained
+from nanoskyrl.stages.core.storage import written_here
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.process_group import join
 from nanoskyrl.stages.learning.recipe import Recipe, recipe_of
@@ -109,7 +110,8 @@ def train(
                 hint="Lower `train.lr`, or look at the algorithm's settings; the policy is as it was",
             )
         with watch("save"):
-            digest = learner.save(output / "policy", output / "state", tokens, with_state=with_state)
+            with written_here(output) as place:
+                digest = learner.save(place / "policy", place / "state", tokens, with_state=with_state)
             if out is None:
                 # Under a barrier: it is not there before the first process has written it.
                 world.barrier()

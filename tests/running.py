@@ -12,9 +12,10 @@ from typing import Any, TextIO
 import numpy as np
 import pytest
 
-from nanoskyrl.stages.core.manifest import read_manifest
+from nanoskyrl.stages.core.manifest import MANIFEST, read_manifest
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.shards import read_parts
+from nanoskyrl.stages.core.storage import as_path
 
 ROOT = Path(__file__).parent.parent
 
@@ -82,6 +83,13 @@ def same_bytes(a: Path, b: Path) -> list[str]:
 
     left, right = files(a), files(b)
     return sorted(name for name in {*left, *right} if left.get(name) != right.get(name))
+
+
+def manifests(root: Path | str) -> dict[str, bytes]:
+    """Return the bytes of every manifest of a run and every file of its policies, by where they lie."""
+    root = as_path(root)
+    found = [*root.glob(f"step-*/*/{MANIFEST}"), *root.glob("policies/*/*"), *root.glob(f"evals/*/*/{MANIFEST}")]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in found if path.is_file()}
 
 
 def differing_rows(a: Run, b: Run, steps: int) -> list[str]:

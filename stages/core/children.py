@@ -18,6 +18,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -101,6 +102,24 @@ def temporary_directory(prefix: str, folder: Path | None = None) -> Iterator[Pat
         yield made
     finally:
         drop_directory(made)
+
+
+def owner() -> dict[str, str | int | None]:
+    """Return which process of which machine this is, as JSON holds it."""
+    return {"host": socket.gethostname(), "boot": _boot(), "pid": os.getpid(), "start": start_of(os.getpid())}
+
+
+def is_gone(said: dict[str, str | int | None]) -> bool:
+    """Say whether a process is surely gone; of another machine's nobody knows."""
+    if said["host"] != socket.gethostname() or type(said["pid"]) is not int or type(said["start"]) is not str:
+        return False
+    return said["boot"] != _boot() or start_of(said["pid"]) != said["start"]
+
+
+def _boot() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
 
 
 def start_of(pid: int) -> str | None:

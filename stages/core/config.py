@@ -45,6 +45,7 @@ CONFIGS = {
     "loop": "nanoskyrl.stages.running.loop:LoopConfig",
     "run": "nanoskyrl.stages.core.runs:RunConfig",
     "code": "nanoskyrl.stages.core.code:CodeConfig",
+    "ray": "nanoskyrl.stages.running.cluster.config:RayConfig",
     "hf": "nanoskyrl.stages.engines.base:HfConfig",
     "vllm": "nanoskyrl.stages.engines.vllm.config:VllmConfig",
 }

@@ -5,6 +5,7 @@ belongs to, so it depends on nothing that happened before it.
 """
 
 import json
+import os
 from functools import lru_cache
 from pathlib import Path, PosixPath, WindowsPath
 from typing import Any
@@ -40,8 +41,27 @@ def digest_file(path: Path) -> str:
     return hasher.hexdigest()
 
 
+def ukey(file: Path) -> str:
+    """Return what a store says of a file's contents: it changes when they do."""
+    remote: Any = file
+    return str(remote.fs.ukey(remote.path))
+
+
+_known: dict[tuple[str, str], str] = {}
+
+
+def know_digest(file: Path, digest: str) -> None:
+    """Remember the digest of a file behind a URL that was just written."""
+    _known[str(file), ukey(file)] = digest
+
+
 def cached_digest(file: Path) -> str:
-    """Return a local file's digest; it is hashed once while its size and time of change stay as they are."""
+    """Return a file's digest; it is hashed once while its size and time of change stay as they are, or its ukey."""
+    if not isinstance(file, os.PathLike):
+        key = str(file), ukey(file)
+        if key not in _known:
+            _known[key] = digest_file(file)
+        return _known[key]
     found = file.stat()
     return _digest_of(file, found.st_size, found.st_mtime_ns, found.st_ino)
 

@@ -7,15 +7,13 @@ process, by its number and its start, is gone. A name alone says nothing.
 
 import contextlib
 import json
-import os
 import secrets
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from nanoskyrl.stages.core.children import start_of
-from nanoskyrl.stages.core.storage import make_directory
+from nanoskyrl.stages.core.children import is_gone, owner
+from nanoskyrl.stages.core.storage import is_local, make_directory
 
 RECORD = ".owner"
 """Suffix of the file that says whose a directory is."""
@@ -32,7 +30,7 @@ def scratch_beside(target: Path) -> Iterator[Path]:
     scratch = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
     record = scratch.with_name(scratch.name + RECORD)
     # The record comes first, or a kill between the two would leave what nobody may remove.
-    record.write_text(json.dumps({"scratch": scratch.name, **_owner()}), encoding="utf-8")
+    record.write_text(json.dumps({"scratch": scratch.name, **owner()}), encoding="utf-8")
     try:
         scratch.mkdir()
         yield scratch
@@ -43,32 +41,17 @@ def scratch_beside(target: Path) -> Iterator[Path]:
 
 def remove_leftovers(folder: Path) -> list[Path]:
     """Remove what processes that are gone left in a folder, and return it."""
-    removed = []
+    removed: list[Path] = []
+    if not is_local(folder):  # nothing is renamed there
+        return removed
     for record in sorted(folder.glob(f".*{RECORD}")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # no record of ours
             said = json.loads(record.read_bytes())
             scratch = record.with_name(record.name.removesuffix(RECORD))
-            if said["scratch"] != scratch.name or scratch.is_symlink() or not _is_gone(said):
+            if said["scratch"] != scratch.name or scratch.is_symlink() or not is_gone(said):
                 continue
             if scratch.is_dir():
                 shutil.rmtree(scratch)
                 removed.append(scratch)
             record.unlink(missing_ok=True)
     return removed
-
-
-def _owner() -> dict[str, str | int | None]:
-    return {"host": socket.gethostname(), "boot": _boot(), "pid": os.getpid(), "start": start_of(os.getpid())}
-
-
-def _is_gone(said: dict[str, str | int | None]) -> bool:
-    """Say whether a process is surely gone; of another machine's nobody knows."""
-    if said["host"] != socket.gethostname() or type(said["pid"]) is not int or type(said["start"]) is not str:
-        return False
-    return said["boot"] != _boot() or start_of(said["pid"]) != said["start"]
-
-
-def _boot() -> str:
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from nanoskyrl.stages.core.code import OtherCode, changed_modules, code_of
 from nanoskyrl.stages.core.config import with_later_keys
-from nanoskyrl.stages.core.digests import cached_digest, digest_file
+from nanoskyrl.stages.core.digests import cached_digest, digest_bytes, digest_file
 from nanoskyrl.stages.core.errors import ConflictError, OutputError
 from nanoskyrl.stages.core.manifest import (
     MANIFEST,
@@ -36,9 +36,11 @@ from nanoskyrl.stages.core.manifest import (
 )
 from nanoskyrl.stages.core.registry import package_version
 from nanoskyrl.stages.core.safe_text import shortened
-from nanoskyrl.stages.core.shards import part_name, read_part, write_part
+from nanoskyrl.stages.core.shards import part_bytes, part_name, read_part, write_part
 from nanoskyrl.stages.core.storage import (
     TEMPORARY,
+    create_whole,
+    entries,
     is_local,
     lock_of,
     locked,
@@ -54,7 +56,7 @@ CLEARING = "clearing"
 FOLDERS = ("policy", "state", "_files")
 """What a stage may write beside its parts and its summary."""
 FILES = "|".join(re.escape(name) for name in (*SCHEMA_1, *SCHEMA_1.values()))
-OURS = re.compile(rf"({PART_NAME.pattern}|{FILES})(\.tmp)?|{'|'.join(FOLDERS)}|files|policy-\w+\.tmp")
+OURS = re.compile(rf"({PART_NAME.pattern}|{FILES})((\.[0-9a-f]{{8}})?\.tmp)?|{'|'.join(FOLDERS)}|files|policy-\w+\.tmp")
 """Every name that a stage gives in its directory, or gave under schema 1; others are never touched."""
 PACKAGES = ("torch", "transformers", "tokenizers", "peft", "accelerate", "pyarrow", "numpy")
 
@@ -64,6 +66,20 @@ def _packages() -> dict[str, str]:
 
 
 Count = Callable[[pa.Table], Mapping[str, int]]
+Written = tuple[Part, Mapping[str, int]]
+"""What the manifest says of a part, and the rows of it that it counts by reason."""
+
+
+def commit_part(directory: Path, index: int, table: pa.Table, dropped: Count | None) -> Written:
+    """Put a part in place, unless another worker was first, and return what lies there."""
+    path, data = directory / part_name(index), part_bytes(table)
+    if not create_whole(path, data):
+        return _described(path, read_part(path), dropped)
+    return Part(path.name, table.num_rows, digest_bytes(data)), dropped(table) if dropped else {}
+
+
+def _described(path: Path, table: pa.Table, dropped: Count | None) -> Written:
+    return Part(path.name, table.num_rows, digest_file(path)), dropped(table) if dropped else {}
 
 
 class Output:
@@ -73,8 +89,8 @@ class Output:
         """Use `open_output`."""
         self.directory = directory
         self.head = head
-        self._dropped = dropped
-        self._written: dict[str, tuple[Part, Mapping[str, int]]] = {}
+        self.dropped = dropped
+        self._written: dict[str, Written] = {}
         self.manifest: Manifest | None = None
         """Set when the directory is finished."""
 
@@ -91,11 +107,11 @@ class Output:
         """Put a part in place."""
         path = self.directory / part_name(index)
         write_part(path, table)
-        self._written[path.name] = self._describe(path, table)
+        self._written[path.name] = _described(path, table, self.dropped)
 
-    def _describe(self, path: Path, table: pa.Table) -> tuple[Part, Mapping[str, int]]:
-        """Return what the manifest says of a part."""
-        return Part(path.name, table.num_rows, digest_file(path)), self._dropped(table) if self._dropped else {}
+    def note(self, written: Written) -> None:
+        """Take down a part that a worker has committed."""
+        self._written[written[0].name] = written
 
     def finish(self, *, rows_in: int, facts: Mapping[str, Any] | None = None) -> Manifest:
         """Close the directory with its manifest.
@@ -107,7 +123,7 @@ class Output:
         parts, counts = [], {}
         for path in part_files(self.directory):
             # A part of an interrupted run is read again, so that the manifest is that of an unbroken one.
-            part, dropped = self._written.get(path.name) or self._describe(path, read_part(path))
+            part, dropped = self._written.get(path.name) or _described(path, read_part(path), self.dropped)
             parts.append(part)
             for reason, count in dropped.items():
                 counts[reason] = counts.get(reason, 0) + count
@@ -131,10 +147,8 @@ class Output:
 
 def tidy(directory: Path) -> None:
     """Take away what a process left that was killed between its manifest and its end; one at work is let be."""
-    if (
-        is_finished(directory)
-        and is_local(directory)
-        and ((directory / STARTED).exists() or lock_of(directory).exists())
+    if is_finished(directory) and (
+        (directory / STARTED).exists() or (is_local(directory) and lock_of(directory).exists())
     ):
         with contextlib.suppress(OutputError), locked(directory):
             (directory / STARTED).unlink(missing_ok=True)
@@ -142,7 +156,7 @@ def tidy(directory: Path) -> None:
 
 def part_files(directory: Path) -> list[Path]:
     """Return the parts that are in place, in order."""
-    return sorted(path for path in directory.iterdir() if PART_NAME.fullmatch(path.name))
+    return sorted(path for path in entries(directory) if PART_NAME.fullmatch(path.name))
 
 
 def folder_digests(directory: Path) -> dict[str, str]:
@@ -152,8 +166,7 @@ def folder_digests(directory: Path) -> dict[str, str]:
         if (directory / folder).is_dir():
             for path in sorted(path for path in (directory / folder).rglob("*") if path.is_file()):
                 # Policy and state were hashed when they were written.
-                digest = cached_digest if is_local(path) else digest_file
-                found[path.relative_to(directory).as_posix()] = digest(path)
+                found[path.relative_to(directory).as_posix()] = cached_digest(path)
     return found
 
 
@@ -263,7 +276,7 @@ def _same_code(directory: Path, head: Head, made_by: Any, does: str) -> bool:
 
 def _check_ours(directory: Path) -> bool:
     """Return whether the directory holds files that a stage put in place; refuse others."""
-    names = [path.name for path in directory.iterdir()]
+    names = [path.name for path in entries(directory)]
     for name in names:
         if not OURS.fullmatch(name):
             raise OutputError(
@@ -277,7 +290,7 @@ def _clear(directory: Path) -> None:
     write_whole(directory / STARTED, json.dumps({"stage": CLEARING}).encode(), durable=False)
     for name in (MANIFEST, SCHEMA_1[MANIFEST]):
         (directory / name).unlink(missing_ok=True)
-    for path in directory.iterdir():
+    for path in entries(directory):
         if path.name != STARTED:
             _remove(path)
 

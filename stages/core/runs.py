@@ -13,14 +13,18 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from nanoskyrl.stages.core.checked import PATH, PATH_OR_NAME, PLACE, Checked, NonNegativeInt
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import is_finished
 from nanoskyrl.stages.core.metrics import METRICS
 from nanoskyrl.stages.core.pipeline import STAGES
+from nanoskyrl.stages.core.storage import entries, is_local
 
 DEFAULT_RUN = "runs/default"
+POLICY_JSON = "policy.json"
+"""Of a policy, where it came from; it is put in place last."""
 EVALUATIONS = "evals"
 """Folder of a run's evaluations, by policy and then by what was evaluated."""
 NUMBER = re.compile("[0-9]{1,9}")
@@ -48,6 +52,9 @@ class RunConfig(Checked):
     folders: tuple[str, ...] = field(default=(), metadata=PLACE | PATH)
     """Where modules are imported from that the settings name, beside Python's own folders. A command that keeps such a
     setting adds the folder that it found the module in."""
+    executor: Literal["local", "ray"] = field(default="local", metadata=PLACE)
+    """Who makes the parts of rollout, score, advantage and eval, and who trains: this process, or workers on a Ray
+    cluster, which the table `ray` describes. The bytes are the same."""
     trust_remote_code: bool = False
     """Run code that lies in a policy's folder, as `auto_map` in its config asks; without, it is never run."""
 
@@ -100,7 +107,7 @@ class Run:
 
     def made(self, step: int) -> list[str]:
         """Return the names of the stages that have a folder in a step."""
-        folders = {path.name for path in self.step(step).iterdir() if path.is_dir() and "-" not in path.name}
+        folders = {path.name for path in entries(self.step(step)) if path.is_dir() and "-" not in path.name}
         return [*(name for name in STAGES if name in folders), *sorted(folders.difference(STAGES))]
 
     def beside(self, step: int, stage: str, name: str) -> Path:
@@ -115,7 +122,7 @@ class Run:
 
     def made_beside(self, step: int) -> list[str]:
         """Return the folders of such opinions in a step."""
-        return sorted(path.name for path in self.step(step).iterdir() if path.is_dir() and "-" in path.name)
+        return sorted(path.name for path in entries(self.step(step)) if path.is_dir() and "-" in path.name)
 
     def evaluations(self, of: str = "*") -> list[Path]:
         """Return the finished evaluations in the run: of all, or of what has this name, such as 00000004."""
@@ -123,7 +130,7 @@ class Run:
 
     def policies(self) -> list[int]:
         """Return the published versions, in order."""
-        found = ((version_of(path), path) for path in (self.root / "policies").glob("*") if path.is_dir())
+        found = ((version_of(path), path) for path in (self.root / "policies").glob("*") if is_published(path))
         return sorted(version for version, path in found if version is not None and path == self.policy(version))
 
     def next_step(self) -> int:
@@ -156,6 +163,11 @@ class Run:
             f"run `{self.root}` has no finished `{stage}`",
             hint=f"Run `skyrl {command or stage}` first, or name the input",
         )
+
+
+def is_published(policy: Path) -> bool:
+    """Say whether a policy is in its place, whole: a directory comes there by a rename, behind a URL file by file."""
+    return policy.is_dir() if is_local(policy) else (policy / POLICY_JSON).is_file()
 
 
 def default_run() -> str:

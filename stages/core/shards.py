@@ -5,9 +5,11 @@ token ids, whose bytes compress better apart. A part is read only if its digest 
 one in the manifest. `benchmarks/shards.py` measures it.
 """
 
+import io
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -51,19 +53,30 @@ def _leaves(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
 
 def write_part(path: Path, table: pa.Table) -> None:
     """Put one part in place, whole."""
+    with whole_file(path) as file:
+        _encode(table, file)
+
+
+def part_bytes(table: pa.Table) -> bytes:
+    """Return the contents of a part's file."""
+    buffer = io.BytesIO()
+    _encode(table, buffer)
+    return buffer.getvalue()
+
+
+def _encode(table: pa.Table, file: IO[bytes]) -> None:
     leaves = list(_leaves(table.schema))
     split = [name for name, of in leaves if pa.types.is_floating(of) or name in TOKEN_IDS]
     others = [name for name, _ in leaves if name not in split]
-    with whole_file(path) as file:
-        pq.write_table(
-            table,
-            file,
-            compression="zstd",
-            compression_level=COMPRESSION_LEVEL,
-            use_dictionary=others,  # pyright: ignore[reportArgumentType] # the stubs know bool only
-            use_byte_stream_split=split,  # pyright: ignore[reportArgumentType]
-            write_statistics=False,
-        )
+    pq.write_table(
+        table,
+        file,
+        compression="zstd",
+        compression_level=COMPRESSION_LEVEL,
+        use_dictionary=others,  # pyright: ignore[reportArgumentType] # the stubs know bool only
+        use_byte_stream_split=split,  # pyright: ignore[reportArgumentType]
+        write_statistics=False,
+    )
 
 
 def read_part(path: Path, digest: str | None = None, columns: Sequence[str] | None = None) -> pa.Table:

@@ -10,15 +10,19 @@ import fcntl
 import io
 import os
 import re
+import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
-from nanoskyrl.stages.core.digests import digest_bytes
+from nanoskyrl.stages.core.claims import claimed
+from nanoskyrl.stages.core.digests import digest_bytes, digest_file, know_digest, ukey
 from nanoskyrl.stages.core.errors import InputError, OutputError, SettingsError, told_as
 
+S3_TRIES = 20
+"""s3fs waits longer from try to try, up to 15 seconds; with botocore's own tries it is two minutes and more."""
 TEMPORARY = ".tmp"
 """Suffix of files that are being written; readers never look at them."""
 
@@ -43,9 +47,83 @@ def as_path(place: str | os.PathLike[str]) -> Path:
         ImportError,
         hint="Name a local path or an installed fsspec URL",
     ):
-        path = UPath(text)
-        _ = path.fs  # made now, so that a missing package is reported now
-        return cast(Path, path)
+        # What other processes write is to be seen, so listings are not remembered.
+        path = UPath(text, use_listings_cache=False)
+        return patient(cast(Path, path))  # its store is made now, so that a missing package is reported now
+
+
+def patient(path: Path) -> Path:
+    """Have the store of a path asked again while nobody answers, for about two minutes: it may be starting again.
+
+    It holds for all paths of the store in this process; one that came from another process needs it, too.
+    """
+    store = cast(Any, path).fs
+    if "s3" in store.protocol:
+        from botocore.exceptions import ConnectionError as NoConnection
+        from s3fs.core import add_retryable_error
+
+        add_retryable_error(NoConnection)
+        store.retries = S3_TRIES
+    return path
+
+
+def entries(directory: Path) -> list[Path]:
+    """Return what is in a directory; stores know none that is empty."""
+    return list(directory.iterdir()) if is_local(directory) or directory.exists() else []
+
+
+def upload_tree(source: Path, target: Path) -> None:
+    """Put every file of a local directory in its place behind a URL."""
+    for file in sorted(path for path in source.rglob("*") if path.is_file()):
+        place = cast(Any, target / file.relative_to(source).as_posix())
+        with write_errors(place):
+            place.fs.put_file(str(file), place.path)
+        know_digest(place, digest_file(file))
+
+
+@contextlib.contextmanager
+def written_here(directory: Path) -> Iterator[Path]:
+    """Give a place on this machine for what libraries write; behind a URL, it is put in its own place at the end."""
+    if is_local(directory):
+        yield directory
+        return
+    with tempfile.TemporaryDirectory(prefix="nanoskyrl-") as scratch:
+        yield Path(scratch)
+        upload_tree(Path(scratch), directory)
+
+
+def mirror_of(path: Path) -> Path:
+    """Return where copies of what lies behind a URL are kept on this machine; a local path is itself."""
+    if is_local(path):
+        return path
+    remote = cast(Any, path)
+    home = os.environ.get("NANOSKYRL_CACHE") or os.path.join(tempfile.gettempdir(), f"nanoskyrl-{os.getuid()}-mirror")
+    return Path(home) / remote.protocol / remote.path.strip("/")
+
+
+def at_hand(directory: Path, without: Callable[[Path], bool] = lambda file: False) -> Path:
+    """Return a directory on this machine: itself, or a copy of what lies behind its URL, which is kept.
+
+    Args:
+        directory: The place.
+        without: Files that need not be in a copy.
+    """
+    if is_local(directory):
+        return directory
+    copy = mirror_of(directory)
+    there = {file.relative_to(directory).as_posix(): file for file in directory.rglob("*") if file.is_file()}
+    for name, file in there.items():
+        place, mark = copy / name, copy.parent / f".{copy.name}" / f"{name}.ukey"
+        key = ukey(file)
+        if not without(file) and not (place.is_file() and mark.is_file() and mark.read_text() == key):
+            make_directory(mark.parent)
+            with whole_file(place, durable=False) as opened, file.open("rb") as source:
+                shutil.copyfileobj(source, opened, 1 << 24)
+            mark.write_text(key)
+    for place in copy.rglob("*") if copy.is_dir() else ():
+        if place.is_file() and place.relative_to(copy).as_posix() not in there:
+            place.unlink()
+    return copy
 
 
 def read_named(name: str, what: str, hint: str) -> str:
@@ -149,6 +227,43 @@ def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
         file.write(data)
 
 
+def create_whole(path: Path, data: bytes) -> bool:
+    """Put these bytes in place at once, unless something is there; return whether they were put.
+
+    Of several who write one place, the first one wins: by a hard link, or by a conditional put behind a URL.
+    """
+    with write_errors(path):
+        if not is_local(path):
+            try:
+                place = cast(Any, path)
+                place.fs.pipe_file(place.path, data, mode="create")
+            except FileExistsError:
+                return False
+            return True
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            _link_or_rename(temporary, path)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_directory(path.parent)
+        return True
+
+
+def _link_or_rename(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # no hard links here: the last one wins
+        temporary.replace(path)
+
+
 def make_directory(path: Path) -> None:
     """Create a directory and its parents, or say why it cannot be."""
     try:
@@ -182,7 +297,7 @@ def remove_tree(path: Path) -> None:
 def link_or_copy(source: Path, target: Path) -> None:
     """Give a file a second name, or copy it where the file system has no hard links."""
     if not (is_local(source) and is_local(target)):
-        target.write_bytes(source.read_bytes())
+        copy_file(source, target)
         return
     try:
         os.link(source, target)
@@ -193,6 +308,15 @@ def link_or_copy(source: Path, target: Path) -> None:
         temporary.replace(target)
 
 
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file where one of the two places is behind a URL; inside a store, by the store."""
+    ours, theirs = cast(Any, source), cast(Any, target)
+    if not is_local(source) and not is_local(target) and ours.fs is theirs.fs:
+        ours.fs.cp_file(ours.path, theirs.path)
+    else:
+        target.write_bytes(source.read_bytes())
+
+
 @contextlib.contextmanager
 def locked(directory: Path, held: OutputError | None = None) -> Iterator[None]:
     """Keep other processes from writing here; a killed one lets go by itself.
@@ -201,16 +325,16 @@ def locked(directory: Path, held: OutputError | None = None) -> Iterator[None]:
         directory: Or a file, for which one process at a time may answer.
         held: What is raised while another process does; None: that it writes the directory.
     """
+    held = held or OutputError(f"another process is writing `{directory}`", hint="Wait for it, or name another output")
     if not is_local(directory):
-        yield
+        with claimed(directory, held):
+            yield
         return
     place = lock_of(directory)
     try:
         lock = _take(place)
     except BlockingIOError as error:
-        raise held or OutputError(
-            f"another process is writing `{directory}`", hint="Wait for it, or name another output"
-        ) from error
+        raise held from error
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ from nanoskyrl.stages.models.device import pick_device, pick_dtype
 from nanoskyrl.stages.models.loading import check_vocabulary, load_model, load_tokenizer, stop_ids
 from nanoskyrl.stages.models.logits import logit_transform
 from nanoskyrl.stages.models.logprobs import sequence_logprobs
-from nanoskyrl.stages.models.policy import frame_digest, is_adapter, policy_digest
+from nanoskyrl.stages.models.policy import frame_digest, is_adapter, policy_at_hand, policy_digest
 from nanoskyrl.stages.models.rendering import Renderer
 from nanoskyrl.stages.models.rows_alone import embeddings_of, run_alone
 
@@ -52,6 +52,7 @@ class HfEngine(TokenEngine):
         digest = policy_digest(policy)
         if digest == self.policy_digest:
             return
+        policy = policy_at_hand(policy)
         if not self._take_weights(policy):
             model = load_model(policy, dtype=pick_dtype(self.config.dtype, self.device), device=self.device)
             if hasattr(model, "merge_and_unload"):

@@ -90,6 +90,15 @@ class AdvantageColumns:
     tokens: dict[str, list[np.ndarray | None]]
     """Columns with an array a row; None in rows that are not kept. Those that are not here are null."""
 
+    def of_rows(self, start: int, end: int) -> "AdvantageColumns":
+        """Return the columns of some rows."""
+        return AdvantageColumns(
+            kept=self.kept[start:end], drop_reason=self.drop_reason[start:end],
+            shaped_reward=self.shaped_reward[start:end],
+            numbers=None if self.numbers is None else self.numbers[start:end],
+            tokens={name: of[start:end] for name, of in self.tokens.items()},
+        )  # fmt: skip
+
 
 def estimate(
     trajectories: ScoredTrajectories,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from nanoskyrl.stages.core.errors import EngineError, SettingsError
-from nanoskyrl.stages.core.storage import sync_tree, write_errors
+from nanoskyrl.stages.core.storage import at_hand, sync_tree, write_errors
 from nanoskyrl.stages.learning.batching import MicroBatch, Sequences, collate_all, idle_batch, response_part
 from nanoskyrl.stages.learning.deepspeed_strategy import DeepSpeedStrategy
 from nanoskyrl.stages.learning.optim import check_bitsandbytes
@@ -46,6 +46,7 @@ from nanoskyrl.stages.models.policy import (
     critic_digest,
     find_base,
     is_adapter,
+    policy_at_hand,
     policy_digest,
     read_info,
     write_info,
@@ -161,14 +162,14 @@ class Learner:
             return
         if self.config.quantization is not None:
             check_bitsandbytes(f"quantization = {self.config.quantization}")
-        dtype = pick_dtype(self.config.dtype, self.device)
+        dtype, files = pick_dtype(self.config.dtype, self.device), policy_at_hand(policy)
         # Two models at once may not fit.
         self.policy_digest = self.model = self.critic = self._module = None
         self.strategy = PlainStrategy()
         if self._accelerator is not None:
             self._accelerator.free_memory()
-        self.model = load_model(policy, dtype=dtype, device=self.device, quantization=self.config.quantization)
-        self.parameters = count_parameters(find_base(policy) if is_adapter(policy) else policy) or sum(
+        self.model = load_model(files, dtype=dtype, device=self.device, quantization=self.config.quantization)
+        self.parameters = count_parameters(find_base(files) if is_adapter(files) else files) or sum(
             p.numel() for p in self.model.parameters()
         )
         with whole_weights(self.model):
@@ -196,16 +197,16 @@ class Learner:
                     hint="Set `train.strategy = ddp`, or choose an algorithm without a critic",
                 )
             asked = self.critic_config.backbone
-            self.critic = load_critic(policy, self.model, asked, dtype=dtype, device=self.device) or new_critic(
+            self.critic = load_critic(files, self.model, asked, dtype=dtype, device=self.device) or new_critic(
                 self.model, backbone_or_default(asked, lora=bool(self.lora_rank))
             )
         if self.lora_rank and not is_adapter(policy):
             lora = replace(lora, rank=self.lora_rank, alpha=lora.alpha or DEFAULT_LORA_ALPHA)
-            self.model = with_adapters(self.model, policy, lora, seed=seed)
+            self.model = with_adapters(self.model, files, lora, seed=seed)
         self.trained_parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self._prepare(dtype)
         if state is not None:
-            load_state(state, self.strategy, self._made_with, device=self.device)
+            load_state(at_hand(state), self.strategy, self._made_with, device=self.device)
         self._taken(policy, state, seed)
 
     def _taken(self, policy: Path, state: Path | None, seed: int) -> None:

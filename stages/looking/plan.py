@@ -9,7 +9,7 @@ from typing import Any
 from nanoskyrl.stages.core.config import Settings, plugin_config, stage_config
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.registry import lookup
-from nanoskyrl.stages.core.runs import Run, RunConfig
+from nanoskyrl.stages.core.runs import Run, RunConfig, is_published
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
 from nanoskyrl.stages.engines.vllm.memory import choose_servers, kv_cache_bytes
 from nanoskyrl.stages.learning.train_config import backbone_or_default, rank_or_default, strategy_or_default
@@ -23,6 +23,7 @@ from nanoskyrl.stages.looking.footprint import (
     training_memory,
 )
 from nanoskyrl.stages.models.policy import count_parameters, find_base, is_adapter, resolve_policy
+from nanoskyrl.stages.running.cluster.config import ClusterShape, shape_of
 from nanoskyrl.stages.running.placement import Placement
 from nanoskyrl.stages.running.places import Places
 
@@ -56,14 +57,15 @@ def plan(run: Run, settings: Settings) -> dict[str, Any]:
     step = run.next_step()
     Places(run, config).check_first_policy()
     published = run.policy(max(0, step - config.lag))
-    policy = published if published.is_dir() else resolve_policy(config.policy)
+    policy = published if is_published(published) else resolve_policy(config.policy)
     base = find_base(policy) if is_adapter(policy) else policy
     shape, parameters = json.loads((base / "config.json").read_bytes()), count_parameters(base)
     rank = rank_or_default(train.lora_rank, parameters)
     rows = rollout.train_batch_size * rollout.n_samples_per_prompt
     gpus = _gpus()
     place = looped.placement
-    if place is not None:
+    on_ray = config.executor == "ray"
+    if place is not None and not on_ray:  # a cluster's GPUs are counted over all of its hosts
         _check_there(place, len(gpus))
     on_gpu = bool(place.train) if place is not None else bool(gpus)
     processes = max(1, len(place.train)) if place is not None else 1
@@ -88,6 +90,8 @@ def plan(run: Run, settings: Settings) -> dict[str, Any]:
         "devices": f"{len(gpus)} x {gpus[0][0]}" if gpus else f"CPU, threads: {torch.get_num_threads()}",
         "placement": _placement(place, config.lag),
     }
+    if on_ray:
+        report |= _workers(shape_of(settings))
     for half, memory in (("generation", generating), ("training", training)):
         report |= {f"{half}: {name}": Bytes(value) for name, value in memory.parts.items()}
         report[f"{half}: in all"] = memory.total
@@ -138,6 +142,17 @@ def _refuse_what_cannot_fit(
     for name, (size, there) in wanted.items():
         if size > there:
             raise SettingsError(f"{name} would take about {size}, and there are {Bytes(there)}", hint=HINTS[name])
+
+
+def _workers(shape: ClusterShape) -> dict[str, str]:
+    """Return what is asked of a Ray cluster, in words."""
+    gpus = f"{shape.gpus_each} GPU{'s' * (shape.gpus_each != 1)} each" if shape.gpus_each else "CPU"
+    learns = "a GPU each" if shape.learner_gpus else "CPU"
+    return {
+        "RolloutWorkers": f"{shape.rollout_workers}, {gpus}" if shape.rollout_workers else "none: no policy is held",
+        "EnvWorkers": f"{shape.env_workers}, CPU",
+        "Learner": f"{shape.learner_workers} process{'es' * (shape.learner_workers != 1)}, {learns}",
+    }
 
 
 def _check_there(place: Placement, count: int) -> None:

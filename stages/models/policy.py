@@ -18,11 +18,19 @@ from typing import Any
 from nanoskyrl.stages.core.digests import cached_digest, digest_bytes, digest_json
 from nanoskyrl.stages.core.errors import InputError, NanoskyrlError, OutputError, did_you_mean
 from nanoskyrl.stages.core.leftovers import remove_leftovers, scratch_beside
-from nanoskyrl.stages.core.storage import as_path, link_or_copy, make_directory, sync_directory, write_whole
+from nanoskyrl.stages.core.runs import POLICY_JSON, is_published
+from nanoskyrl.stages.core.storage import (
+    as_path,
+    at_hand,
+    is_local,
+    link_or_copy,
+    make_directory,
+    sync_directory,
+    write_whole,
+)
 
 STARTER = "starter"
 STARTER_DIRECTORY = Path(__file__).parent / "starter_policy"
-POLICY_JSON = "policy.json"
 CRITIC = "critic"
 """Folder of PPO's critic, beside the policy's files and no part of them."""
 PATTERNS = (
@@ -235,35 +243,54 @@ def publish(source: Path, target: Path, *, name: str | None = None, merged: str 
         OutputError: another policy already has this place.
     """
     digest = policy_digest(source)
-    if target.is_dir():
+    if is_published(target):
         if policy_digest(target) != digest:
             raise OutputError(
                 f"`{target}` already holds another policy", hint="Start another run, or move the old one away"
             )
         return digest
     remove_leftovers(target.parent)
+    info = read_info(source) if name is None else PolicyInfo(source=name, merged=merged).sealed()
     try:
+        if not is_local(target):
+            _put_together(source, target, info, ours=name is None)
+            return digest
         with scratch_beside(target) as scratch:
-            for file in policy_files(source):
-                # A directory from outside may change under us; what training wrote does not.
-                (link_or_copy if name is None else shutil.copyfile)(file, scratch / file.name)
-            if name is None and (source / CRITIC).is_dir():
-                make_directory(scratch / CRITIC)
-                for file in (source / CRITIC).iterdir():
-                    link_or_copy(file, scratch / CRITIC / file.name)
-                sync_directory(scratch / CRITIC)
-            info = read_info(source) if name is None else PolicyInfo(source=name, merged=merged).sealed()
-            write_info(scratch, info)
-            sync_directory(scratch)
+            _put_together(source, scratch, info, ours=name is None)
             scratch.rename(target)
         sync_directory(target.parent)
     except OSError as error:
-        if target.is_dir() and policy_digest(target) == digest:  # another process was there first
+        if is_published(target) and policy_digest(target) == digest:  # another process was there first
             return digest
         raise OutputError(
             f"cannot publish `{target}`: {error.strerror or error}", hint="Check free space and permissions"
         ) from error
     return digest
+
+
+def _put_together(source: Path, target: Path, info: PolicyInfo, *, ours: bool) -> None:
+    """Give a policy's files a second place, by links where there are some; its policy.json comes last."""
+    for file in policy_files(source):
+        # A directory from outside may change under us; what training wrote does not.
+        (link_or_copy if ours or not is_local(target) else shutil.copyfile)(file, target / file.name)
+    if ours and (source / CRITIC).is_dir():
+        make_directory(target / CRITIC)
+        for file in (source / CRITIC).iterdir():
+            link_or_copy(file, target / CRITIC / file.name)
+        sync_directory(target / CRITIC)
+    write_info(target, info)
+    sync_directory(target)
+
+
+def policy_at_hand(policy: Path) -> Path:
+    """Return a policy on this machine, for what loads models: itself, or a copy of what lies behind its URL.
+
+    Raises:
+        InputError: it is an adapter whose base is not at hand.
+    """
+    if not is_local(policy) and is_adapter(policy):
+        at_hand(find_base(policy))
+    return at_hand(policy)
 
 
 def find_base(adapter: Path) -> Path:

@@ -1,10 +1,12 @@
-"""What is dear to start and stays up from stage to stage: engines, the learner, and its models of `advantage`."""
+"""What is dear to start and stays up from stage to stage: engines, the learner, its models of `advantage`, workers."""
 
 import gc
+import os
 from pathlib import Path
 from typing import Any
 
 from nanoskyrl.stages.core.config import Settings, plugin_config, stage_config
+from nanoskyrl.stages.core.storage import mirror_of
 from nanoskyrl.stages.engines.base import Engine, face_of, make_engine
 
 
@@ -23,16 +25,28 @@ class KeptUp:
         self._engines: dict[str, Engine] = {}
         self._learner: Any = None
         self._passes: Any = None
+        self._executor: Any = None
+
+    def executor(self) -> Any:
+        """Return who makes parts of stages elsewhere; None: they are made here."""
+        alone = os.environ.get("WORLD_SIZE", "1") == "1"  # a group that trains asks nobody
+        if alone and stage_config(self.settings, "run").executor == "ray" and self._executor is None:
+            from nanoskyrl.stages.running.cluster.executor import RayExecutor
+
+            self._executor = RayExecutor(self.settings)
+        return self._executor
 
     def engine(self, name: str, settings: Settings | None = None) -> Engine | None:
         """Return the engine that stays up; one of its own where the settings of an evaluation are others."""
+        config = plugin_config(settings or self.settings, "engine", name)
+        if (executor := self.executor()) is not None:
+            return executor.engine(name, config) if face_of(name).holds_policy else None
         if not (self.keep_up or face_of(name).is_served):
             return None
-        config = plugin_config(settings or self.settings, "engine", name)
         key = name if config == plugin_config(self.settings, "engine", name) else f"{name} of evaluations"
         if key not in self._engines:
             self._engines[key] = make_engine(name, config)
-            self._engines[key].place = self.place
+            self._engines[key].place = mirror_of(self.place)
         return self._engines[key]
 
     def learner(self) -> Any:
@@ -65,3 +79,5 @@ class KeptUp:
         for engine in self._engines.values():
             engine.close()
         self._engines.clear()
+        if self._executor is not None:
+            self._executor.close()

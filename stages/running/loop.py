@@ -198,8 +198,15 @@ def _steps(
         if (collapse := watch.after(step, numbers)) is not None:
             _tell_collapse(session, step, collapse, numbers, stop=config.stop_on_collapse)
 
-    if place is not None and place.apart:
+    if session.config.executor == "ray":
+        from nanoskyrl.stages.running.cluster.learner import RayTrainer
+
+        trainer = RayTrainer(session, config.steps, config.keep_states)
+    elif place is not None and place.apart:
         trainer = TrainerProcess(session, place.train, config.steps, config.keep_states)
+    else:
+        trainer = None
+    if trainer is not None:
         overlapped(session, trainer, first, config.steps, done, begins)
         return max(0, config.steps - first)
     learns = training_half(session.stages)
@@ -242,8 +249,8 @@ def _tidy(session: Session, first: int, keep_states: int) -> None:
 
 
 def placed(settings: Settings, place: Placement | None) -> Settings:
-    """Return the settings with the GPUs that generate, for the engines that take some."""
-    if place is None:
+    """Return the settings with the GPUs that generate, for engines that take some; on Ray each sees only its own."""
+    if place is None or stage_config(settings, "run").executor == "ray":
         return settings
     named = (stage_config(settings, "rollout").engine, stage_config(settings, "sync").engine or "hf")
     of_engines: dict[str, Any] = {name: config_class(name) for name in named}
@@ -254,7 +261,10 @@ def placed(settings: Settings, place: Placement | None) -> Settings:
 def _make_way(session: Session, first: int, place: Placement | None) -> None:
     """Delete what unsynced steps hold that was made under other settings, once nothing refuses those in force."""
     check_settings(session, first)
-    for output in outdated(session, first, len(place.train) if place is not None and place.apart else 1):
+    processes = len(place.train) if place is not None and place.apart else 1
+    if (executor := session.kept.executor()) is not None:
+        processes = executor.shape.learner_workers
+    for output in outdated(session, first, processes):
         discard(output)
 
 

@@ -11,6 +11,7 @@ from nanoskyrl.stages.core.config import stage_config
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import is_finished, read_manifest
 from nanoskyrl.stages.core.pipeline import training_half
+from nanoskyrl.stages.core.runs import is_published
 from nanoskyrl.stages.running.preparation import Preparation
 
 
@@ -76,6 +77,6 @@ def _is_current(prepared: Preparation, step: int, stage: str) -> bool:
             return False
     except InputError:
         return False
-    if parent is None and not run.policy(max(0, step - prepared.config.lag)).is_dir():
+    if parent is None and not is_published(run.policy(max(0, step - prepared.config.lag))):
         return False  # a smaller lag asks for a policy that is not there yet
     return prepared.is_current(stage, step)

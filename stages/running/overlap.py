@@ -8,16 +8,29 @@ the loop, so are the bytes.
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from nanoskyrl.stages.core.metrics import MetricsLog
 from nanoskyrl.stages.core.pipeline import training_half
 from nanoskyrl.stages.running.session import Session
-from nanoskyrl.stages.running.trainer_process import TrainerProcess
+
+
+class StepTrainer(Protocol):
+    """Trains beside the loop: a process of this machine, or a group on Ray."""
+
+    def start(self) -> None:
+        """Start it."""
+
+    def wait_for(self, step: int) -> None:
+        """Wait until a step is trained; raises where that will never be."""
+
+    def stop(self) -> None:
+        """See to it that it stops."""
 
 
 def overlapped(
     session: Session,
-    trainer: TrainerProcess,
+    trainer: StepTrainer,
     first: int,
     steps: int,
     done: Callable[[int], None],

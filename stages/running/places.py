@@ -13,8 +13,8 @@ from nanoskyrl.stages.core.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.core.leftovers import scratch_beside
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.pipeline import pipeline
-from nanoskyrl.stages.core.runs import Run, RunConfig, Trained, step_of
-from nanoskyrl.stages.core.storage import is_local
+from nanoskyrl.stages.core.runs import Run, RunConfig, Trained, is_published, step_of
+from nanoskyrl.stages.core.storage import mirror_of
 from nanoskyrl.stages.models.policy import (
     check_policy,
     is_adapter,
@@ -47,7 +47,7 @@ class Places:
             OutputError: the run began with another policy.
         """
         name, place = self.config.policy, self.run.policy(0)
-        if not place.is_dir():
+        if not is_published(place):
             return False
         began = read_info(place)
         if began.source != name and policy_digest(resolve_policy(name)) not in (policy_digest(place), began.merged):
@@ -65,7 +65,7 @@ class Places:
             if is_adapter(source):
                 from nanoskyrl.stages.models.merging import merge_adapter
 
-                with scratch_beside(place.with_name("merging")) as scratch:
+                with scratch_beside(mirror_of(place).with_name("merging")) as scratch:
                     merge_adapter(source, scratch)
                     publish(scratch, place, name=name, merged=policy_digest(source))
             else:
@@ -81,7 +81,7 @@ class Places:
         if version == 0:
             return self.first_policy()
         path = self.run.policy(version)
-        if not path.is_dir():
+        if not is_published(path):
             raise InputError(
                 f"policy {version} of run `{self.run.root}` is not published", hint="Run `skyrl sync` first"
             )
@@ -107,7 +107,7 @@ class Places:
                 "train needs a policy to start from", hint="Name it with `--policy`, or its run with `--run`"
             )
         trained = self.run.stage(step - 1, "train")
-        if self.ahead and step and not self.run.policy(step).is_dir() and is_finished(trained):
+        if self.ahead and step and not is_published(self.run.policy(step)) and is_finished(trained):
             return trained / "policy"
         return self.policy_of(step)
 
@@ -147,7 +147,7 @@ class Places:
             found.append(
                 Trained(
                     output=made, advantages=self._advantages_of(step, manifest),
-                    policy=policy if policy.is_dir() else before / "policy",
+                    policy=policy if is_published(policy) else before / "policy",
                     state=before / "state" if "state" in manifest.inputs else None,
                 )
             )  # fmt: skip
@@ -173,7 +173,7 @@ class Places:
     ) -> tuple[Path | None, Path | None]:
         """Return what training starts from and the reference, as far as a run can say."""
         if step is not None:
-            there = step == 0 or self.ahead or self.run.policy(step).is_dir()
+            there = step == 0 or self.ahead or is_published(self.run.policy(step))
             policy = policy or (self.start_of(step) if there else None)
             reference = reference or self.first_policy()
         return policy, reference
@@ -276,11 +276,3 @@ def _check_state(made: Path, manifest: Manifest) -> None:
         path = made / name
         if name.startswith("state/") and path.is_file() and cached_digest(path) != digest:
             raise InputError(f"`{path}` has another digest than its manifest says", hint="Train that step again")
-
-
-def check_place(run: Run) -> None:
-    """Raise SettingsError if a run does not lie in this machine's file system."""
-    if not is_local(run.root):
-        raise SettingsError(
-            f"a run lies on this machine, not at `{run.root}`", hint="Single stages take URLs, by `--out`"
-        )

@@ -23,7 +23,7 @@ from nanoskyrl.stages.learning.lag_defaults import of_lag
 from nanoskyrl.stages.models.policy import resolve_policy
 from nanoskyrl.stages.models.remote_code import allow_code
 from nanoskyrl.stages.running.kept_up import KeptUp
-from nanoskyrl.stages.running.places import Places, check_place
+from nanoskyrl.stages.running.places import Places
 
 
 class Work(NamedTuple):
@@ -57,7 +57,6 @@ class Preparation:
                 runs in parallel with the loop.
             processes: That would train together.
         """
-        check_place(run)
         self.run, self.processes = run, processes
         self.config: RunConfig = stage_config(settings, "run")
         self.named = settings
@@ -70,6 +69,11 @@ class Preparation:
         self.stages = self.places.stages
         self.kept = KeptUp(run.root, self.settings, keep_up=keep_up)
 
+    def _elsewhere(self) -> dict[str, Any]:
+        """Return who makes the parts of a stage, as it takes them; of processes that train together none is asked."""
+        executor = self.kept.executor() if self.processes == 1 else None
+        return {} if executor is None else {"executor": executor}
+
     def engine_config(self, name: str) -> Any:
         """Return the settings of an engine."""
         return plugin_config(self.settings, "engine", name)
@@ -81,7 +85,7 @@ class Preparation:
             policy = self.places.sampler_of(step) if output is None else resolve_policy(self.config.policy)
         return self._work_of(
             "rollout", policy, output or self.run.stage(step, "rollout"), config, step,
-            lambda: {"engine": self.kept.engine(config.engine)}, settings=self.settings,
+            lambda: {"engine": self.kept.engine(config.engine), **self._elsewhere()}, settings=self.settings,
         )  # fmt: skip
 
     def rollout_config(self, **flags: Any) -> Any:
@@ -99,7 +103,7 @@ class Preparation:
         source, target, step = self.places.of("score", step, source, output)
         config = stage_config(self.settings, "score")
         return self._work_of(
-            "score", source, target, config, step, lambda: {"again": again}, settings=self.settings
+            "score", source, target, config, step, lambda: {"again": again, **self._elsewhere()}, settings=self.settings
         )  # fmt: skip
 
     def advantage_work(
@@ -121,8 +125,8 @@ class Preparation:
             policy, reference = self.places.models_of(step, policy, reference)
             passes = self.kept.passes()
         return self._work_of(
-            "advantage", source, target, config, step, policy=policy, reference=reference, previous=previous,
-            passes=passes,
+            "advantage", source, target, config, step, self._elsewhere, policy=policy, reference=reference,
+            previous=previous, passes=passes,
         )  # fmt: skip
 
     def advantage_config(self, source: Path | None = None) -> Any:

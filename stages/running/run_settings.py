@@ -19,7 +19,7 @@ from nanoskyrl.stages.core.errors import InputError, Notice, SettingsError
 from nanoskyrl.stages.core.manifest import is_begun
 from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.runs import Run
-from nanoskyrl.stages.core.storage import make_directory, write_whole
+from nanoskyrl.stages.core.storage import is_local, make_directory, write_whole
 from nanoskyrl.stages.engines.task_order import weights_of
 from nanoskyrl.stages.running.whole_paths import missing_paths, module_folders, whole_paths
 
@@ -33,7 +33,8 @@ def kept_settings(run: Run) -> Settings:
 
 def whole_in(run: Run, settings: Mapping[str, Mapping[str, Any]]) -> Settings:
     """Return what a run has written down with whole paths: looked for in the run, then in the current folder."""
-    return whole_paths(settings, run.root.absolute(), Path.cwd())
+    here = [run.root.absolute()] if is_local(run.root) else []
+    return whole_paths(settings, *here, Path.cwd())
 
 
 def given_settings(*sources: Settings) -> Settings:

@@ -19,7 +19,7 @@ from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import METRICS, MetricsLog
 from nanoskyrl.stages.core.output import discard
 from nanoskyrl.stages.core.pipeline import OURS
-from nanoskyrl.stages.core.runs import EVALUATIONS, Run, is_main, version_of
+from nanoskyrl.stages.core.runs import EVALUATIONS, Run, is_main, is_published, version_of
 from nanoskyrl.stages.core.storage import remove_tree
 from nanoskyrl.stages.engines.base import face_of
 from nanoskyrl.stages.engines.task_order import sole_environment
@@ -174,7 +174,7 @@ class Session(Preparation):
         if step is not None and (policy is None or reference is None):
             published = [self.run.policy(version) for version in (step, 0)]
             # Nothing is published here: what is not there yet is taken from where it would come.
-            found = [place if place.is_dir() else resolve_policy(self.config.policy) for place in published]
+            found = [place if is_published(place) else resolve_policy(self.config.policy) for place in published]
             policy, reference = policy or found[0], reference or found[1]
         previous = previous or self.places.advantages_before(step, config)
         return preview(source, config, Models(policy, reference, self.kept.passes()), previous)
@@ -253,7 +253,10 @@ class Session(Preparation):
         target = output or self.run.root / EVALUATIONS / place / what
         settings = settings_of(what, rollout_config.engine, self.settings)
         engine = self.kept.engine(rollout_config.engine, settings)
-        run = partial(evaluate, policy, target, config, rollout_config, name=what, settings=settings, engine=engine)
+        run = partial(
+            evaluate, policy, target, config, rollout_config, name=what, settings=settings, engine=engine,
+            **self._elsewhere(),
+        )  # fmt: skip
         return self._outcome(Work(target, version, run), force)
 
     def _outcome(self, work: Work, force: bool) -> StageResult:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoskyrl.stages.core.errors import SettingsError
-from nanoskyrl.stages.core.storage import make_directory
+from nanoskyrl.stages.core.storage import make_directory, mirror_of
 
 NAMES = ("tensorboard", "wandb")
 
@@ -58,7 +58,7 @@ class Trackers:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
         PartialState()  # it asks who is the first process
-        place = self.root / "logs"
+        place = mirror_of(self.root) / "logs"
         make_directory(place)
         kind, run = LOGGER_TYPE_TO_CLASS[name], self.root.resolve().name
         if name == "wandb":

@@ -10,7 +10,7 @@ from nanoskyrl.stages.core.children import drop_directory, ending_with_us, kept_
 from nanoskyrl.stages.core.errors import EngineError
 from nanoskyrl.stages.core.gpus import visible
 from nanoskyrl.stages.core.manifest import is_finished
-from nanoskyrl.stages.core.storage import make_directory
+from nanoskyrl.stages.core.storage import make_directory, mirror_of
 from nanoskyrl.stages.running.run_settings import as_toml
 from nanoskyrl.stages.running.session import Session
 from nanoskyrl.stages.running.standing_trainer import LOOP_PID, STOP_FILE
@@ -43,7 +43,7 @@ class TrainerProcess:
     @property
     def log(self) -> Path:
         """Where it writes what it has to say."""
-        return self.run.root / "logs" / LOG
+        return mirror_of(self.run.root) / "logs" / LOG
 
     def start(self) -> None:
         """Start it."""

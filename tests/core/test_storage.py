@@ -1,14 +1,21 @@
 import errno
+import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from nanoskyrl.stages.core import claims
+from nanoskyrl.stages.core.children import owner
 from nanoskyrl.stages.core.errors import OutputError, SettingsError
 from nanoskyrl.stages.core.storage import (
     as_path,
+    at_hand,
+    create_whole,
     is_local,
     link_or_copy,
+    locked,
     make_directory,
     remove_tree,
     sync_directory,
@@ -167,3 +174,95 @@ def test_syncing_changes_nothing_and_passes_over_what_is_not_local(tmp_path):
 def test_a_file_that_another_process_put_in_place_meanwhile_is_said_to_be(tmp_path):
     with pytest.raises(OutputError, match="another process is writing"), whole_file(tmp_path / "file"):
         (tmp_path / "file.tmp").rename(tmp_path / "file")
+
+
+PLACES = pytest.mark.parametrize("place", [lambda tmp_path: tmp_path, in_memory], ids=["local", "memory"])
+
+
+@PLACES
+def test_of_many_who_put_a_file_in_one_place_one_wins(tmp_path, place):
+    path = place(tmp_path) / "part"
+    with ThreadPoolExecutor(8) as pool:
+        put = list(pool.map(lambda n: create_whole(path, bytes([n]) * 100), range(8)))
+    assert put.count(True) == 1
+    assert path.read_bytes() == bytes([put.index(True)]) * 100
+    assert [found.name for found in path.parent.iterdir()] == ["part"]
+
+
+def test_without_hard_links_a_file_is_put_in_place_all_the_same(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert create_whole(tmp_path / "part", b"data")
+    assert (tmp_path / "part").read_bytes() == b"data"
+
+
+@PLACES
+def test_a_place_is_held_by_one(tmp_path, place):
+    directory = place(tmp_path) / "output"
+    make_directory(directory)
+    with locked(directory), pytest.raises(OutputError, match="another process is writing"), locked(directory):
+        pass
+    with locked(directory):  # which the one before has let go
+        pass
+    assert [path.name for path in directory.parent.iterdir() if path.name != "output"] == []
+
+
+def claim_of(directory, **changes):
+    """Write another process's claim."""
+    claim = directory.parent / f".{directory.name}{claims.MARK}0"
+    claim.write_text(json.dumps({**owner(), "beat": 0, **changes}))
+    return claim
+
+
+def test_a_claim_of_a_process_that_is_gone_is_taken_away(tmp_path):
+    directory = in_memory(tmp_path) / "output"
+    claim = claim_of(directory, start="0")
+    with locked(directory):
+        assert not claim.exists()
+
+
+def test_a_claim_of_another_machine_counts_while_it_is_heard_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(claims, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(claims, "LEASE_SECONDS", 0.5)
+    directory = in_memory(tmp_path) / "output"
+    claim = claim_of(directory, host="elsewhere")
+    with locked(directory):  # it stood still
+        assert not claim.exists()
+
+    count = iter(range(1000))
+    monkeypatch.setattr(claims, "_claims", lambda of: [claim_of(of, host="elsewhere", beat=next(count))])
+    with pytest.raises(OutputError, match="another process is writing"), locked(directory):
+        pass
+
+
+def hold_and_lose(directory):
+    with locked(directory):
+        for claim in directory.parent.glob(f".*{claims.MARK}*"):
+            claim.unlink()
+
+
+def test_who_was_not_heard_of_is_told_that_the_place_was_taken_over(tmp_path):
+    with pytest.raises(OutputError, match="took over"):
+        hold_and_lose(in_memory(tmp_path) / "output")
+
+
+def test_what_lies_behind_a_url_is_copied_once_and_again_when_it_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOSKYRL_CACHE", str(tmp_path / "mirror"))
+    folder = in_memory(tmp_path) / "run" / "policies" / "00000001"
+    make_directory(folder / "critic")
+    (folder / "weights").write_bytes(b"1")
+    (folder / "critic" / "head").write_bytes(b"2")
+    copy = at_hand(folder)
+    assert copy.parts[-3:] == folder.parts[-3:]
+    assert {p.relative_to(copy).as_posix(): p.read_bytes() for p in copy.rglob("*") if p.is_file()} == {
+        "weights": b"1", "critic/head": b"2"
+    }  # fmt: skip
+    before = (copy / "weights").stat().st_mtime_ns
+    at_hand(folder)
+    assert (copy / "weights").stat().st_mtime_ns == before
+    (folder / "weights").write_bytes(b"3")
+    (folder / "critic" / "head").unlink()
+    at_hand(folder)
+    assert [p.read_bytes() for p in copy.rglob("*") if p.is_file()] == [b"3"]

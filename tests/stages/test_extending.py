@@ -14,6 +14,7 @@ from nanoskyrl.envs.worlds.tool_use.environment import ToolUse, ToolUseConfig
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.shards import read_parts
+from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl_cli.main import run as skyrl
 
 PAGE = (ROOT / "docs" / "extending.md").read_text()
@@ -101,9 +102,9 @@ def test_what_an_engine_without_our_policies_sampled_is_not_said_to_be_of_one(he
     assert [path.name for path in (here / "runs" / "default" / "evals").iterdir()] == ["my_engine_Mine"]
 
 
-def test_settings_are_written_for_runs_on_this_machine_alone(capsys):
-    assert skyrl(["init", "--run", "memory://mine"]) == 2
-    assert "a run lies on this machine" in capsys.readouterr().err
+def test_settings_are_written_for_runs_behind_a_url_too():
+    assert skyrl(["init", "--run", "memory://mine"]) == 0
+    assert "[rollout]" in as_path("memory://mine/run.toml").read_text()
 
 
 def test_a_stage_that_was_killed_goes_on_without_being_told_again(here):

@@ -1,15 +1,19 @@
 """What would run where, and what cannot."""
 
+import itertools
 import json
+import shlex
 
 import pytest
 
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.runs import Run
+from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl.stages.engines.vllm import memory as vllm_memory
 from nanoskyrl.stages.learning.train_config import TrainConfig
 from nanoskyrl.stages.looking import plan as plan_module
 from nanoskyrl.stages.looking.footprint import Bytes, generation_memory, training_memory
+from nanoskyrl.stages.looking.hosts import host_commands
 from nanoskyrl.stages.looking.plan import plan
 from nanoskyrl.stages.models.policy import STARTER_DIRECTORY, count_parameters
 
@@ -132,3 +136,29 @@ def test_the_command_prints_json(tmp_path, capsys):
     assert isinstance(found["training: in all"], int)
     assert run(["plan", "--run", str(tmp_path)]) == 0
     assert " GiB" in capsys.readouterr().out
+
+
+def test_on_ray_the_plan_names_the_workers_and_counts_the_gpus_of_all_hosts(tmp_path, gpus):
+    shown = plan(Run(tmp_path), {"run": {"executor": "ray"}, "ray": {"rollout_workers": 3}})
+    assert (shown["RolloutWorkers"], shown["EnvWorkers"], shown["Learner"]) == ("3, CPU", "6, CPU", "1 process, CPU")
+    placed = {"run": {"executor": "ray"}, "loop": {"gpus_generate": "0-15", "gpus_train": "16-31"}}
+    shown = plan(Run(tmp_path), placed)
+    assert (shown["RolloutWorkers"], shown["Learner"]) == ("16, 1 GPU each", "16 processes, a GPU each")
+
+
+def test_each_host_has_its_command(tmp_path):
+    eight = {"loop": {"gpus_generate": "cpu", "gpus_train": "0-7"}}
+    found = host_commands(Run(as_path("memory://run")), eight, ["a", "b"])
+    assert found["hosts see the run at"] == "memory://run, a URL"
+    ranks = [shlex.split(found[f"train on {host}"]) for host in "ab"]
+    for rank, words in enumerate(ranks):
+        flags = dict(itertools.pairwise(words))
+        assert words[:2] == ["accelerate", "launch"]
+        assert flags["--num_processes"] == "16"
+        assert flags["--machine_rank"] == str(rank)
+        assert flags["--main_process_ip"] == "a"
+        assert words[words.index("-m") + 1 :][:2] == ["nanoskyrl_cli.main", "train"]
+    assert found["Ray on b"] == "ray start --address a:6379"
+    for wrong in ([], ["a", "a"], ["a", ""]):
+        with pytest.raises(SettingsError, match="each host once"):
+            host_commands(Run(tmp_path), {}, wrong)

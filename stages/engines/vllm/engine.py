@@ -22,7 +22,7 @@ from nanoskyrl.stages.engines.vllm.delivery import PROBE, Counts, Delivery
 from nanoskyrl.stages.engines.vllm.proof import SELF_TEST_TOLERANCE, self_test, sums_match
 from nanoskyrl.stages.engines.vllm.supervision import Supervisor
 from nanoskyrl.stages.models.loading import load_tokenizer, stop_ids
-from nanoskyrl.stages.models.policy import frame_digest, policy_digest, text_config
+from nanoskyrl.stages.models.policy import frame_digest, policy_at_hand, policy_digest, text_config
 from nanoskyrl.stages.models.rendering import Renderer
 
 T = TypeVar("T")
@@ -138,6 +138,7 @@ class VllmEngine(ServedEngine):
         if digest == self.policy_digest:
             self.proof = {"sums_match": self.proof.get("sums_match"), "unchanged": True}
             return
+        policy = policy_at_hand(policy)
         shape = self._read_frame(policy)
         began = started = time.perf_counter()
         if not self.supervisor.servers:
