@@ -158,7 +158,8 @@ class RayExecutor:
         import ray
 
         while True:
-            asked = {team.rollout_worker.answers.remote(): team for team in self.teams(serves=True)}
+            teams = [(team.rollout_worker, team) for team in self.teams(serves=True)]
+            asked = {worker.answers.remote(): team for worker, team in teams if worker is not None}
             ray.wait(list(asked))
             done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS)
             found = []
