@@ -32,7 +32,7 @@ from nanoskyrl.stages.learning.train_config import (
     backbone_or_default,
     rank_or_default,
 )
-from nanoskyrl.stages.models.adapters import LoraSettings, keep_gradients, rank_of, set_dropout, with_adapters
+from nanoskyrl.stages.models.adapters import LoraSettings, rank_of, set_dropout, with_adapters
 from nanoskyrl.stages.models.checkpointing import keep_less
 from nanoskyrl.stages.models.critic import Critic, load_critic, new_critic
 from nanoskyrl.stages.models.device import pick_device, pick_dtype
@@ -217,8 +217,6 @@ class Learner:
     def _prepare(self, dtype: torch.dtype) -> None:
         # No dropout: the ratio of a fresh update must be 1, and a resumed step must see the same masks.
         self._module = PolicyModule(self.model, fused=self.config.compile).eval()
-        if self.config.quantization is not None:
-            keep_gradients(self._module)
         if self.frozen:
             return
         share = self.config.gradient_checkpointing

@@ -264,8 +264,6 @@ def _check_reached(model: Any) -> None:
         SettingsError: names the first one.
     """
     base = model.get_base_model()
-    if getattr(base, "is_quantized", False):
-        keep_gradients(model)
     wrapped = [
         (f"{name.replace('.base_layer', '')}.{module.parameter_name}", module.lora_B["default"].weight)
         for name, module in base.named_modules()
@@ -313,12 +311,3 @@ def set_dropout(model: Any, *, on: bool) -> None:
     for name, module in model.named_modules():
         if ".lora_dropout." in name:
             module.training = on
-
-
-def keep_gradients(model: torch.nn.Module) -> None:
-    """Let layers in 4 bits compute as in training: on a CPU, others are packed in a way that has no gradient."""
-    from bitsandbytes.nn import Linear4bit  # type: ignore[import-not-found]
-
-    for layer in model.modules():
-        if isinstance(layer, Linear4bit):
-            layer.training = True  # itself alone: what is around it may hold dropout

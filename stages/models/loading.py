@@ -72,6 +72,8 @@ def load_model(path: Path, *, dtype: "torch.dtype", device: str, quantization: s
             **(_quantized(dtype, device) if quantization else {}),
         )
         model, loading = loaded
+    if quantization:
+        _keep_unpacked(model)
     if missing := sorted(loading.get("missing_keys", ())):
         raise InputError(f"policy `{base}` lacks the weights `{missing[0]}`", hint="Save the whole model there")
     if is_adapter(path):
@@ -90,6 +92,15 @@ def _quantized(dtype: "torch.dtype", device: str) -> dict[str, Any]:
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
     )
     return {"quantization_config": settings, "device_map": {"": device}}
+
+
+def _keep_unpacked(model: Any) -> None:
+    """Leave weights in 4 bits as they are: some CPUs would pack them for inference, rounded and without a gradient."""
+    from bitsandbytes.nn import Linear4bit  # type: ignore[import-not-found]
+
+    for layer in model.modules():
+        if isinstance(layer, Linear4bit):
+            layer.support_avx512bf16_for_cpu = False
 
 
 def check_vocabulary(path: Path, tokenizer: Any, embeddings: int) -> None:
