@@ -1,11 +1,12 @@
 """What a worker process of `workers.py` does: take a function's name and arguments, answer, and wait again."""
 
 import contextlib
+import io
 import os
 import resource
 import sys
 import time
-from typing import Any
+from typing import Any, cast
 
 from nanoskyrl.envs.graders.workers import MEMORY_LIMIT, receive, send
 from nanoskyrl.stages.core.registry import load_attribute
@@ -17,6 +18,8 @@ def main() -> None:
     # What a function prints must not come between the answers, and it has nothing to read.
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(2, 1)
+    for printed in (sys.stdout, sys.stderr):  # a worker is killed in the end, and what it has not written is lost
+        cast(io.TextIOWrapper, printed).reconfigure(line_buffering=True)
     sys.set_int_max_str_digits(0)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
