@@ -6,6 +6,7 @@ import os
 # starts more, idle ones wait without burning the other core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.pop("PYTHONUNBUFFERED", None)  # most shells do not set it, and a lost print would not be missed
 
 from collections import Counter
 from collections.abc import Callable
