@@ -110,12 +110,13 @@ def strategy_of(config: OptimizerConfig, world: ProcessGroup, *, parameters: int
 
 def accelerator_of(strategy: str, config: OptimizerConfig, device: str, dtype: torch.dtype) -> Any:
     """Return an Accelerator; DeepSpeed's settings are made from ours."""
+    # Asked before it is imported, which accelerate does wherever it is installed, DeepSpeed says nothing of its guess.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu" if device == "cpu" else "cuda")
     from accelerate import Accelerator, DeepSpeedPlugin
     from accelerate.state import AcceleratorState
 
     if not strategy.startswith("zero") or AcceleratorState._shared_state:  # a second one takes over what is set
         return Accelerator(cpu=device == "cpu" and not strategy.startswith("zero"))
-    os.environ.setdefault("DS_ACCELERATOR", "cpu" if device == "cpu" else "cuda")
     if "WORLD_SIZE" not in os.environ:  # DeepSpeed wants a process group of one, too
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
         os.environ.setdefault("MASTER_PORT", str(_free_port()))
