@@ -35,6 +35,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
         "num_attention_heads": 12, "num_key_value_heads": 2, "max_position_embeddings": 32768,
     },
+    "small": {
+        "vocab_size": 2048, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,
+        "num_attention_heads": 12, "num_key_value_heads": 4, "max_position_embeddings": 4096,
+    },
     "tiny": {
         "vocab_size": 2048, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
@@ -134,7 +138,7 @@ def make_model(shape: str, place: Path, seed: int = 0) -> Path:
         return target
     config = Qwen2Config(**SHAPES[shape], tie_word_embeddings=True, eos_token_id=256, bos_token_id=None)
     torch.manual_seed(seed)
-    dtype = torch.float32 if shape == "tiny" else torch.bfloat16
+    dtype = torch.bfloat16 if shape == "qwen1.5b" else torch.float32
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -5,6 +5,7 @@
     python benchmarks/scale.py loop --steps 10         # the loop, local and on Ray: same bytes
     python benchmarks/scale.py score --rows 100000     # through score and advantage on 4 workers
     python benchmarks/scale.py overhead                # a part that costs nothing, by size
+    python benchmarks/scale.py servers --rows 256      # RolloutWorkers with a vLLM server of one core each: 1, then 2
     python benchmarks/scale.py trainers                # two hosts' commands of `skyrl plan --hosts`, as two processes
 
 All nodes share this machine's processors, so wall clocks say what the executor costs and not what nodes bring. Each
@@ -26,10 +27,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
+import pyarrow.parquet as pq
 from clusters import OBJECT_STORE, Store, cluster_of, s3  # pyright: ignore[reportMissingImports]
 from made_up import made_up_rollout
+from rollout_gpu import make_model
 from running import manifests  # pyright: ignore[reportMissingImports]
 
+from nanoskyrl.stages.core.config import merge
 from nanoskyrl.stages.core.manifest import MANIFEST
 from nanoskyrl.stages.core.metrics import METRICS, read_metrics
 from nanoskyrl.stages.core.runs import Run
@@ -193,6 +197,29 @@ def overhead(folder: Path) -> None:
             )
 
 
+def servers(rows: int, folder: Path) -> None:
+    """Rollouts by RolloutWorkers with a vLLM server each, which computes on one thread; the second rollout counts."""
+    print("| RolloutWorkers | rollout, s | tokens/s | |\n| --- | --- | --- | --- |")
+    policy = make_model("small", folder)
+    settings = {
+        "run": {"policy": str(policy)},
+        "rollout": {**rollouts(rows), "engine": "vllm", "max_generate_length": 64, "max_turns": 1},
+        "vllm": {"gpus": "cpu", "max_num_seqs": 64, "kv_cache_gib": 0.5},
+    }
+    rates: list[float] = []
+    with cluster_of(1, 4) as cluster:
+        for workers in (1, 2):
+            how = merge(on_ray(cluster, workers), settings)
+            with open_run(folder / f"servers-{workers}", how) as run:
+                run.rollout(policy=policy, output=folder / f"warm-{workers}")
+                began = time.perf_counter()
+                run.rollout(policy=policy, output=folder / f"made-{workers}")
+                seconds = time.perf_counter() - began
+            rows_made = pq.read_table(folder / f"made-{workers}", columns=["response_ids"])
+            rates.append(sum(map(len, rows_made["response_ids"])) / seconds)
+            print(f"| {workers} | {seconds:.1f} | {rates[-1]:.0f} | {rates[-1] / rates[0]:.2f}x |", flush=True)
+
+
 def trainers(folder: Path) -> None:
     """Two hosts' commands, as two processes with temporary folders of their own and the run in the store."""
     settings = {"rollout": rollouts(64)}
@@ -216,7 +243,7 @@ def trainers(folder: Path) -> None:
 def main() -> int:
     """Run one of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["parts", "hosts", "loop", "score", "overhead", "trainers"])
+    parser.add_argument("what", choices=["parts", "hosts", "loop", "score", "overhead", "servers", "trainers"])
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--steps", type=int, default=2)
     given = parser.parse_args()
@@ -226,7 +253,8 @@ def main() -> int:
         {
             "parts": lambda: parts(given.rows, folder, store), "hosts": lambda: hosts(given.rows, folder),
             "loop": lambda: loops(given.steps, folder), "score": lambda: scored(given.rows, folder),
-            "overhead": lambda: overhead(folder), "trainers": lambda: trainers(folder),
+            "overhead": lambda: overhead(folder),
+            "servers": lambda: servers(given.rows, folder), "trainers": lambda: trainers(folder),
         }[given.what]()  # fmt: skip
     return 0
 
