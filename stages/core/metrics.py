@@ -101,11 +101,13 @@ def _ends_a_line(path: Path) -> bool:
         return file.read() == b"\n"
 
 
-def finite(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the values with NaN and infinities as None, which JSON can hold."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
-    }
+def finite(value: Any) -> Any:
+    """Return a value with NaN and infinities, its own and those inside it, as None, which JSON can hold."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 K = TypeVar("K")

@@ -5,7 +5,6 @@
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nanoskyrl.stages.core.errors import InputError, told_as
+from nanoskyrl.stages.core.metrics import finite
 from nanoskyrl.stages.core.safe_text import struck, struck_values
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import (
@@ -49,20 +49,12 @@ def to_json(value: Any) -> str:
     try:
         text = _encoded(value)
     except ValueError:  # NaN and infinity are not JSON
-        value = _without_nan(value)
+        value = finite(value)
         text = json.dumps(value, ensure_ascii=False)
     if struck(text) != text:  # not the JSON itself: what is struck out could take a sign of it along
         value = struck_values(value)
         text = json.dumps(value, ensure_ascii=False)
     return text if text.isascii() or _encodable(text) else json.dumps(value)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _encodable(text: str) -> bool:

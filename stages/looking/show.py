@@ -1,7 +1,6 @@
 """Anything of a run as a person, or a program, would look at it: `skyrl show`."""
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import is_finished, read_manifest
+from nanoskyrl.stages.core.metrics import finite
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run, step_of
 from nanoskyrl.stages.core.shards import read_part
 from nanoskyrl.stages.core.table_checks import check
@@ -83,16 +83,7 @@ class _Screen:
             self.console.width = width
 
     def show_json(self, value: Any) -> None:
-        self.console.file.write(json.dumps(_plain(value), indent=2, ensure_ascii=True) + "\n")
-
-
-def _plain(value: Any) -> Any:
-    """Return a value that JSON can hold: NaN and infinities are null."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        self.console.file.write(json.dumps(finite(value), indent=2, ensure_ascii=True) + "\n")
 
 
 def show(place: Path, view: View | None = None, file: IO[str] | None = None) -> None:
@@ -154,7 +145,8 @@ def _show_one(place: Path, view: View, screen: _Screen) -> None:
         return
     if view.as_json and view.trajectory is None:
         (with_tokens,) = show_rows.trajectory_as_plain(sources, found)
-        screen.show_json({**numbers.plain_row(place, view.row or 0), "tokens": with_tokens["tokens"]})
+        (row,) = whole_rows(sources, found).to_pylist()
+        screen.show_json({**row, "tokens": with_tokens["tokens"]})
         return
     color: ColorBy | None = next((name for name in COLORS if name == view.color), None)
     _either(

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pyarrow as pa
 
+from nanoskyrl.stages.core.metrics import finite
 from nanoskyrl.stages.core.rows import row_arrays
 from nanoskyrl.stages.core.runs import Run, step_of
 
@@ -72,7 +73,7 @@ def token_facts(row: pa.Table, tokenizer: Any = None) -> list[TokenFacts]:
     texts = token_texts(tokenizer, [int(value) for value in ids])
     found = []
     for index, number in enumerate(ids):
-        numbers = {name: None if values is None else finite(values[index]) for name, values in lists.items()}
+        numbers = {name: None if values is None else finite(float(values[index])) for name, values in lists.items()}
         old, logprob = numbers["old_logprob"], numbers["logprob"]
         sampled = masks is not None and bool(masks[index])
         # Where nothing is sampled, stages write 0 for want of a number.
@@ -86,11 +87,6 @@ def token_facts(row: pa.Table, tokenizer: Any = None) -> list[TokenFacts]:
 
 def _list(row: pa.Table, column: str) -> np.ndarray | None:
     return row_arrays(row.column(column))[0] if column in row.column_names else None
-
-
-def finite(value: Any) -> float | None:
-    """Return a number; None for what is none."""
-    return float(value) if math.isfinite(value) else None
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
