@@ -25,6 +25,7 @@ PATTERNS = {
     "failed": "the attempt itself failed: an engine or an environment broke",
 }
 """What each pattern means."""
+OF_STATUS = {"truncated": "context overflow", "max_turns": "out of turns", "failed": "failed"}
 ARGUMENTS, FORMAT = ("bad_arguments",), ("malformed", "too_many_calls", NO_ANSWER)
 NOT_FOUND = re.compile(
     "not found|no such|does not exist|nothing (?:was )?found|there is no\\b|unknown (?:name|file|page)", re.IGNORECASE
@@ -60,12 +61,8 @@ def _patterns(calls: Sequence[Mapping[str, Any]], status: str, reason: str, succ
     unanswered = any(call.get("error") == NO_ANSWER for call in calls)
     if status == "completed" and success is False and not unanswered:
         found.add("false completion")
-    if status == "truncated":
-        found.add("context overflow")
-    if status == "max_turns":
-        found.add("out of turns")
-    if status == "failed":
-        found.add("failed")
+    if status in OF_STATUS:
+        found.add(OF_STATUS[status])
     return found
 
 
