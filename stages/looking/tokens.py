@@ -112,20 +112,24 @@ def tokenizer_for(place: Path) -> Any:
         if policies.is_dir():
             found = (Run(folder).policy(version) / TOKENIZER for version in Run(folder).policies())
             file = next((file for file in found if file.is_file()), None)
-            return None if file is None else _read_tokenizer(file)
+            return None if file is None else read_tokenizer(file)
         if step_of(folder) is None and folder != place and (folder / "run.toml").is_file():
             return None
     return None
 
 
 @lru_cache(maxsize=4)
-def _read_tokenizer(file: Path) -> Any:
+def read_tokenizer(file: Path) -> Any:
+    """Return the tokenizer of a file, which neither pads nor cuts; None where the file is none, or none is there."""
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_str(file.read_text(encoding="utf-8"))
+        found = Tokenizer.from_str(file.read_text(encoding="utf-8"))
     except Exception:  # tokenizers raises Exception itself; ids are shown without texts
         return None
+    found.no_padding()
+    found.no_truncation()
+    return found
 
 
 def shade(value: float | None, color: ColorBy, largest: float) -> float:
