@@ -150,9 +150,14 @@ def number_in(line: Mapping[str, Any], name: str) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def seconds_of_stages(lines: list[dict[str, Any]], step: int, stages: Iterable[str]) -> float | None:
-    """Return the seconds of a step's stages together, for a step that no loop timed; None where nothing says."""
-    found = [number_in(latest(lines, stage).get(step, {}), "timing/total") for stage in stages]
+def seconds_of_stages(by_stage: Iterable[Mapping[int, Mapping[str, Any]]], step: int) -> float | None:
+    """Return the seconds of a step's stages together, for a step that no loop timed; None where nothing says.
+
+    Args:
+        by_stage: The `latest` lines of each stage.
+        step: Whose.
+    """
+    found = [number_in(lines.get(step, {}), "timing/total") for lines in by_stage]
     return sum(value for value in found if value is not None) or None
 
 
