@@ -16,9 +16,10 @@ from nanoskyrl.stages.core.metrics import finite
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run, step_of
 from nanoskyrl.stages.core.shards import read_part
 from nanoskyrl.stages.core.table_checks import check
-from nanoskyrl.stages.looking import grouped_rows, numbers, show_rows, show_run
+from nanoskyrl.stages.looking import eval_report, grouped_rows, numbers, show_rows, show_run
 from nanoskyrl.stages.looking.console import SafeConsole
-from nanoskyrl.stages.looking.find_rows import located_rows, select, sources_of, whole_rows
+from nanoskyrl.stages.looking.environment_report import environment_reports
+from nanoskyrl.stages.looking.find_rows import located_rows, of_step, select, sources_of, whole_rows
 from nanoskyrl.stages.looking.headlines import headline
 from nanoskyrl.stages.looking.timings import time_spent, timing_table
 from nanoskyrl.stages.looking.tokens import COLORS, ColorBy
@@ -214,10 +215,8 @@ def _show_output(place: Path, view: View, screen: _Screen) -> None:
 
 def _summary(place: Path, settings: Mapping[str, Any]) -> Iterable[Text]:
     """Yield an evaluation's numbers; of a summary that cannot be read, which `verify` names, nothing."""
-    from nanoskyrl.stages.looking.eval_report import summary_of, table  # only here: every command prints headlines
-
     try:
-        yield Text(f"{table({settings['rollout']['env']: summary_of(place)})}\n")
+        yield Text(f"{eval_report.table({settings['rollout']['env']: eval_report.summary_of(place)})}\n")
     except (InputError, KeyError, TypeError, AttributeError, ValueError):
         return
 
@@ -255,21 +254,16 @@ def _show_run(run: Run, view: View, screen: _Screen) -> None:
 
 
 def _step_as_plain(run: Run, step: int) -> dict[str, Any]:
-    from nanoskyrl.stages.looking.environment_report import environment_reports
-    from nanoskyrl.stages.looking.find_rows import of_step
-
     numbers = next((line for line in show_run.run_as_plain(run)["steps"] if line["step"] == step), {"step": step})
     reports = environment_reports(of_step(run, step))
     return {**numbers, "environments": {name: report.to_plain() for name, report in reports.items()}}
 
 
 def _show_evaluations(place: Path, view: View, screen: _Screen) -> None:
-    from nanoskyrl.stages.looking.eval_report import table
-
     found = show_run.evaluations_in(place)
     if not found:
         raise InputError(f"no evaluation in `{place}` is finished", hint="`skyrl eval` makes one")
-    _either(screen, view, lambda: found, lambda: [Text(table(found))])
+    _either(screen, view, lambda: found, lambda: [Text(eval_report.table(found))])
 
 
 def _either(

@@ -15,6 +15,7 @@ from nanoskyrl.stages.core.runs import EVALUATIONS, Run
 from nanoskyrl.stages.core.safe_text import printable
 from nanoskyrl.stages.looking.curve import curve, evaluated_of, number
 from nanoskyrl.stages.looking.environment_report import EnvironmentReport, environment_reports
+from nanoskyrl.stages.looking.eval_report import summary_of
 from nanoskyrl.stages.looking.find_rows import of_step
 from nanoskyrl.stages.looking.headlines import headline
 from nanoskyrl.stages.looking.reading import Remark, remarks
@@ -134,8 +135,6 @@ def environment_table(found: dict[str, EnvironmentReport]) -> Table:
 
 def policies_as_plain(run: Run) -> list[dict[str, Any]]:
     """Return what is known of each published policy: version, digest, parent, the step that made it, evaluations."""
-    from nanoskyrl.stages.looking.eval_report import summary_of
-
     versions = {}
     found = []
     for version in run.policies():
@@ -203,8 +202,6 @@ def policy_table(found: dict[str, Any]) -> Table:
 
 def evaluations_in(place: Path) -> dict[str, dict[str, Any]]:
     """Return the summaries of the finished evaluations under a folder of `evals`, by policy and what was evaluated."""
-    from nanoskyrl.stages.looking.eval_report import summary_of
-
     depth = "*/*" if place.name == EVALUATIONS else "*"
     outputs = [output for output in sorted(place.glob(depth)) if readable(output)]
     names = (f"{evaluated_of(output)} {output.name}" for output in outputs)

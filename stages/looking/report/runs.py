@@ -10,6 +10,7 @@ from nanoskyrl.stages.core.metrics import grouped, latest, number_in, read_metri
 from nanoskyrl.stages.core.pipeline import STAGES
 from nanoskyrl.stages.core.runs import Run, version_of
 from nanoskyrl.stages.looking.environment_report import EnvironmentReport, environment_reports
+from nanoskyrl.stages.looking.eval_report import summary_of
 from nanoskyrl.stages.looking.find_rows import RowSource, of_step
 from nanoskyrl.stages.looking.reading import Remark, remarks
 from nanoskyrl.stages.looking.report.charts import Series
@@ -109,8 +110,6 @@ def machine_curves(one: ReportedRun, color: int, label: str) -> dict[str, Series
 
 def evaluations(one: ReportedRun) -> dict[str, list[dict[str, Any]]]:
     """Return the summaries of finished evaluations of the run's own policies by what was evaluated, with `version`."""
-    from nanoskyrl.stages.looking.eval_report import summary_of
-
     found: dict[str, list[dict[str, Any]]] = {}
     for place in one.run.evaluations():
         version = version_of(one.run.root / "policies" / place.parent.name)
