@@ -17,7 +17,6 @@ from typing import IO, Any
 
 import pyarrow as pa
 from rich.console import Console
-from rich.table import Table
 
 from nanoskyrl.algos.shaping import metric_of
 from nanoskyrl.stages.core.errors import InputError
@@ -28,6 +27,7 @@ from nanoskyrl.stages.core.rows import row_arrays
 from nanoskyrl.stages.core.runs import Run, step_of
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.trajectory import DROP_REASONS, schema_of
+from nanoskyrl.stages.looking.tables import table_of
 
 TRAINED, STALE, WAITING = "trained", "stale", "waiting"
 FATES = (TRAINED, *DROP_REASONS, STALE, WAITING)
@@ -252,9 +252,7 @@ def ledger_at(place: Path) -> Ledger:
 def print_ledger(ledger: Ledger, file: IO[str] | None = None) -> None:
     """Print a ledger as a table."""
     head, *rows = ledger_cells(ledger)
-    grid = Table(box=None, pad_edge=False)
-    for index, name in enumerate(head):
-        grid.add_column(name, justify="right" if index else "left", no_wrap=True)
+    grid = table_of(head, left=head[:1], wrapped=())
     for row in rows:
         grid.add_row(*row)
     console = Console(file=file)

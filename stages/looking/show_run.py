@@ -20,6 +20,7 @@ from nanoskyrl.stages.looking.find_rows import of_step
 from nanoskyrl.stages.looking.headlines import headline
 from nanoskyrl.stages.looking.reading import Remark, remarks
 from nanoskyrl.stages.looking.step_numbers import BY_NAME, Steps, outliers, step_numbers
+from nanoskyrl.stages.looking.tables import facts_table, table_of
 from nanoskyrl.stages.models.policy import count_parameters, is_adapter, policy_digest, policy_files, read_info
 
 SHOWN = ("success", "reward", "signal", "tokens", "cut", "failed", "entropy", "kl", "grad", "loss", "seconds")
@@ -112,11 +113,8 @@ def step_blocks(run: Run, step: int) -> Iterator[RenderableType]:
 
 def environment_table(found: dict[str, EnvironmentReport]) -> Table:
     """Return the attempts of each environment as a table, a column each."""
-    grid = Table(box=None, pad_edge=False)
-    grid.add_column("")
     plain = {name: report.to_plain() for name, report in found.items()}
-    for name in plain:
-        grid.add_column(Text(printable(name)), justify="right")
+    grid = table_of(["", *(Text(printable(name)) for name in plain)], left=[""])
     sizes = sorted({numbers["n"] for numbers in plain.values()})
     labels = {
         "attempts": "attempts", "groups": "groups", "turns_mean": "turns, mean", "tool_calls_mean": "tool calls, mean",
@@ -158,9 +156,8 @@ def policies_as_plain(run: Run) -> list[dict[str, Any]]:
 
 def policies_table(found: Sequence[dict[str, Any]]) -> Table:
     """Return a run's policies as a table."""
-    grid = Table(box=None, pad_edge=False)
-    for name in ("version", "digest", "parent", "made by", "evaluations"):
-        grid.add_column(name, justify="right" if name == "version" else "left", no_wrap=True)
+    words = ("digest", "parent", "made by", "evaluations")
+    grid = table_of(("version", *words), left=words, wrapped=())
     for policy in found:
         parent = policy["parent"]
         whose = "" if parent is None else f"policy {parent}" if isinstance(parent, int) else parent[:12]
@@ -186,7 +183,6 @@ def policy_as_plain(place: Path) -> dict[str, Any]:
 
 def policy_table(found: dict[str, Any]) -> Table:
     """Return one policy as a table."""
-    grid = Table(box=None, show_header=False, pad_edge=False)
     facts = {
         **found,
         "parent": found["parent"] or "none",
@@ -194,10 +190,7 @@ def policy_table(found: dict[str, Any]) -> Table:
         "parameters": f"{found['parameters']:,}" + (" (adapter)" if found["adapter"] else ""),
         "files": ", ".join(found["files"]),
     }
-    for name, value in facts.items():
-        if name != "adapter":
-            grid.add_row(name.replace("_", " "), Text(printable(str(value))))
-    return grid
+    return facts_table({name.replace("_", " "): str(value) for name, value in facts.items() if name != "adapter"})
 
 
 def evaluations_in(place: Path) -> dict[str, dict[str, Any]]:
