@@ -33,7 +33,6 @@ MEMORY_LIMIT = "2GB"
 """Of the database; what needs more goes through files in the temporary folder."""
 EVALUATED = "evaluations"
 """The table of what evaluations attempted."""
-MADE_FROM_ROWS = ("turns", "tool_calls", "tokens")
 STEP = "try_cast(regexp_extract(filename, 'step-([0-9]{1,9})/[^/]+/[^/]+$', 1) as integer) as step"
 EVALUATION = (
     "regexp_extract(filename, '([^/]+)/[^/]+/[^/]+$', 1) as policy, "
@@ -190,11 +189,11 @@ def _metrics_of(line: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _views(outputs: list[FinishedOutput]) -> Iterator[tuple[str, str]]:
     """Yield the name and the query of every view."""
 
-    def table_of(output: FinishedOutput) -> str:
+    def name_of(output: FinishedOutput) -> str:
         stage = output.manifest.stage
         return EVALUATED if stage == "eval" else output.directory.name if output.step is not None else stage
 
-    for name, found in grouped((table_of(output), output) for output in outputs if output.manifest.parts).items():
+    for name, found in grouped((name_of(output), output) for output in outputs if output.manifest.parts).items():
         yield name, _of_parts(found, EVALUATION if name == EVALUATED else STEP)
     yield "trajectories", _of_parts(_most_telling(outputs), STEP, "advantage")
     keys = "step, trajectory_id, step_index, env, task_id"

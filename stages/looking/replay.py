@@ -66,8 +66,7 @@ def replay(run: Run, start: str) -> Replay:
     metadata = _play(environment, task, rows, found)
     if metadata is None:
         return found
-    recorded = dict(last.metadata)
-    found.note("metadata", recorded, metadata)
+    found.note("metadata", last.metadata, metadata)
     rewards = settings.get("score", {}).get("score", {}).get("rewards")
     if last.score_status == "scored" and rewards == {ENV_REWARD: 1.0}:
         try:
