@@ -304,6 +304,11 @@ def row_arrays(column: pa.ChunkedArray | pa.Array) -> list[np.ndarray | None]:
     return [None if null[i] else flat[offsets[i] : offsets[i + 1]] for i in range(len(array))]
 
 
+def values_in(table: pa.Table, name: str) -> list[Any]:
+    """Return the values of a column, nulls where the table does not have it."""
+    return table.column(name).to_pylist() if name in table.column_names else [None] * table.num_rows
+
+
 def counts_in(column: pa.ChunkedArray) -> dict[Any, int]:
     """Return how often each value is in a column, in the order in which they first come."""
     return {item["values"]: item["counts"] for item in pc.value_counts(column).to_pylist()}

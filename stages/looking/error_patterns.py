@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from nanoskyrl.envs.graders.kinds import NO_ANSWER
+from nanoskyrl.stages.core.rows import values_in
 from nanoskyrl.stages.looking.row_facts import calls_by_row, recorded_calls
 
 PATTERNS = {
@@ -50,9 +51,7 @@ def pattern_of(call: Mapping[str, Any]) -> str | None:
 def patterns_by_row(table: pa.Table) -> list[list[str]]:
     """Return the patterns of each row of a table with COLUMNS and, where it was scored, `success`."""
     statuses, reasons = (table.column(name).to_pylist() for name in ("status", "stop_reason"))
-    scored = "success" in table.column_names
-    successes = table.column("success").to_pylist() if scored else [None] * table.num_rows
-    rows = zip(recorded_calls(table), statuses, reasons, successes, strict=True)
+    rows = zip(recorded_calls(table), statuses, reasons, values_in(table, "success"), strict=True)
     return [sorted(_patterns(*row)) for row in rows]
 
 
