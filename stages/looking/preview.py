@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from nanoskyrl.stages.core.rows import row_arrays
-from nanoskyrl.stages.looking.console import SafeConsole
-from nanoskyrl.stages.looking.tables import table_of
+from nanoskyrl.stages.looking.console import SafeConsole, plain_table
 
 PIPED = 160
 SHOWN = (
@@ -47,7 +46,7 @@ def show_advantages(table: pa.Table, limit: int = 64, file: IO[str] | None = Non
     """Print the rewards and advantages of the first rows, group by group."""
     console = _console(file)
     names = ("group", "sample", "reward", "shaped", "advantage", "return", "value")
-    grid = table_of(names, left=("group",), wrapped=())
+    grid = plain_table(names, left=("group",), wrapped=())
     last = None
     for row, facts in enumerate(
         table.slice(0, limit).select(["group_id", "sample", "reward", "shaped_reward"]).to_pylist()
@@ -74,7 +73,7 @@ def show_comparison(found: pa.Table, limit: int, file: IO[str] | None = None) ->
     rows = found.to_pylist()
     algos = [row["algo"] for row in rows]
     names = ("algo", "loss", "gradient norm", "share", "largest ratio", *algos)
-    grid = table_of(names, left=("algo",), title="cosines between gradients to the right")
+    grid = plain_table(names, left=("algo",), title="cosines between gradients to the right")
     for row in rows:
         share = "" if row["share"] is None else f"{row['share']:.2%} {row['share_name'].replace('_ratio', '')}"
         cosines = ["" if value is None else f"{value:.3f}" for _, value in row["cosines"]]
@@ -84,7 +83,7 @@ def show_comparison(found: pa.Table, limit: int, file: IO[str] | None = None) ->
     console.print(grid)
     if not limit or not rows:
         return
-    pushed = table_of(("trajectory", *algos), left=("trajectory",), title="how hard rows are pushed up, x 1000")
+    pushed = plain_table(("trajectory", *algos), left=("trajectory",), title="how hard rows are pushed up, x 1000")
     for index, trajectory in enumerate(rows[0]["trajectory_id"][:limit]):
         pushed.add_row(trajectory[:12], *(f"{row['weight'][index] * 1000:.3f}" for row in rows))
     console.print()

@@ -13,6 +13,7 @@ from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.pipeline import STAGES
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run
 from nanoskyrl.stages.core.safe_text import printable
+from nanoskyrl.stages.looking.console import facts_table, plain_table
 from nanoskyrl.stages.looking.curve import curve, evaluated_of, number
 from nanoskyrl.stages.looking.environment_report import EnvironmentReport, environment_reports
 from nanoskyrl.stages.looking.eval_report import summary_of
@@ -20,7 +21,6 @@ from nanoskyrl.stages.looking.find_rows import of_step
 from nanoskyrl.stages.looking.headlines import headline
 from nanoskyrl.stages.looking.reading import Remark, remarks
 from nanoskyrl.stages.looking.step_numbers import BY_NAME, Steps, outliers, step_numbers
-from nanoskyrl.stages.looking.tables import facts_table, table_of
 from nanoskyrl.stages.models.policy import count_parameters, is_adapter, policy_digest, policy_files, read_info
 
 SHOWN = ("success", "reward", "signal", "tokens", "cut", "failed", "entropy", "kl", "grad", "loss", "seconds")
@@ -114,7 +114,7 @@ def step_blocks(run: Run, step: int) -> Iterator[RenderableType]:
 def environment_table(found: dict[str, EnvironmentReport]) -> Table:
     """Return the attempts of each environment as a table, a column each."""
     plain = {name: report.to_plain() for name, report in found.items()}
-    grid = table_of(["", *(Text(printable(name)) for name in plain)], left=[""])
+    grid = plain_table(["", *(Text(printable(name)) for name in plain)], left=[""])
     sizes = sorted({numbers["n"] for numbers in plain.values()})
     labels = {
         "attempts": "attempts", "groups": "groups", "turns_mean": "turns, mean", "tool_calls_mean": "tool calls, mean",
@@ -157,7 +157,7 @@ def policies_as_plain(run: Run) -> list[dict[str, Any]]:
 def policies_table(found: Sequence[dict[str, Any]]) -> Table:
     """Return a run's policies as a table."""
     words = ("digest", "parent", "made by", "evaluations")
-    grid = table_of(("version", *words), left=words, wrapped=())
+    grid = plain_table(("version", *words), left=words, wrapped=())
     for policy in found:
         parent = policy["parent"]
         whose = "" if parent is None else f"policy {parent}" if isinstance(parent, int) else parent[:12]
