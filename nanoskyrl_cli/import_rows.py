@@ -20,11 +20,12 @@ def import_rows(
     """
     from nanoskyrl.stages.core.config import stage_config
     from nanoskyrl.stages.core.runs import Run, default_run
-    from nanoskyrl.stages.looking.import_rows import check_env, import_rows as imported
+    from nanoskyrl.stages.engines.task_order import sole_environment
+    from nanoskyrl.stages.looking.import_rows import import_rows as imported
     from nanoskyrl.stages.running.run_settings import settings_for
 
     place = Run(as_path(run or default_run()))
-    env = env or check_env(stage_config(settings_for(place), "rollout").env)
+    env = env or sole_environment(stage_config(settings_for(place), "rollout").env)
     found = imported(as_path(file), place, env, force=force)
     what = "rollout" if found.score is None else "rollout and score"
     say(f"{found.rollout.rows_out} rows of {file} are the {what} of step {found.step} of {place.root}.")

@@ -9,7 +9,7 @@ import contextlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nanoskyrl.envs.base import Environment, Task, check_task
 from nanoskyrl.envs.datasets import HUB
@@ -37,9 +37,6 @@ from nanoskyrl.stages.engines.rollout_parts import (
 from nanoskyrl.stages.engines.task_order import drawn, tasks_in, weights_of
 from nanoskyrl.stages.models.chat_template import check_tool_format
 from nanoskyrl.stages.models.policy import policy_digest
-
-if TYPE_CHECKING:
-    from nanoskyrl.stages.score import Scorer
 
 
 def prepare(policy: Path | None, config: RolloutConfig, settings: dict[str, dict[str, Any]]) -> Plan:
@@ -161,7 +158,7 @@ def rollout(
     Raises:
         NanoskyrlError: bad settings or input, an output in the way, or an engine that cannot start.
     """
-    from nanoskyrl.stages.score import groups_with_signal  # it imports this module
+    from nanoskyrl.stages.score import groups_with_signal, scoring  # it imports this module
 
     settings = settings or {}
     watch = Stopwatch()
@@ -171,7 +168,9 @@ def rollout(
             return out.manifest
         tasks, rounds, index, spread = plan.tasks, 0, 0, 0
         filler = PartFiller(out, plan, policy, settings, engine, watch, executor)
-        scorer, threads = _scorer(plan.environment, settings) if config.dynamic_sampling else (None, 1)
+        scorer, threads = None, 1
+        if config.dynamic_sampling:  # what `score` will judge by
+            scorer, threads = scoring(stage_config(settings, "score"), plan.environment, settings)
         with contextlib.closing(filler):
             while True:
                 parts = in_parts(tasks, config.rows_per_part, config.n_samples_per_prompt, index)
@@ -202,11 +201,3 @@ def rollout(
 def numbers_of(output: Path, manifest: Manifest) -> dict[str, Value]:
     """Return the numbers of a finished rollout, from its manifest where it has them."""
     return manifest.facts.get(NUMBERS) or summary(read_parts(output, manifest, SUMMARY_COLUMNS))
-
-
-def _scorer(environment: Environment, settings: dict[str, dict[str, Any]]) -> tuple["Scorer", int]:
-    """Return what `score` will judge by, and how much of it at once."""
-    from nanoskyrl.stages.score import scorer_of, verdicts_at_once
-
-    config, judge = stage_config(settings, "score"), stage_config(settings, "judge")
-    return scorer_of(config, environment, judge), verdicts_at_once(config, judge, environment)

@@ -48,6 +48,7 @@ from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
 from nanoskyrl.stages.core.storage import make_directory, write_whole
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import schema_of
+from nanoskyrl.stages.engines.concurrent_turns import threads_for
 from nanoskyrl.stages.engines.task_order import weights_of
 from nanoskyrl.stages.learning.advantage_config import sampling_of
 from nanoskyrl.stages.learning.score_numbers import SUMMARY_COLUMNS, summary
@@ -112,10 +113,7 @@ def score(
     """
     watch = Stopwatch()
     source = read_manifest(rollout, stage="rollout")
-    environment = make_environment(_env_of(source), settings or {})
-    judge_config: JudgeConfig = stage_config(settings or {}, "judge")
-    scorer = scorer_of(config, environment, judge_config)
-    threads = verdicts_at_once(config, judge_config, environment)
+    scorer, threads = scoring(config, make_environment(_env_of(source), settings or {}), settings or {})
     ours = head(rollout, config, settings=settings)
     # Dynamic sampling judged by the same rewards: its verdicts are these.
     sampled_by = all(source.settings.get(name) == value for name, value in json.loads(to_json(ours.settings)).items())
@@ -184,9 +182,7 @@ def begin_parts(
     sampled_by: bool,
 ) -> Maker:
     """Return what judges a part of a rollout and commits it, in a worker."""
-    environment, judge_config = make_environment(env, settings), stage_config(settings, "judge")
-    scorer = scorer_of(config, environment, judge_config)
-    threads = verdicts_at_once(config, judge_config, environment)
+    scorer, threads = scoring(config, make_environment(env, settings), settings)
 
     def make(index: int, part: Part) -> Written:
         known = kept or _kept(rollout, index, sampled_by)
@@ -328,16 +324,18 @@ def described_rewards(config: ScoreConfig, judge_config: JudgeConfig) -> dict[st
     return described
 
 
-def verdicts_at_once(config: ScoreConfig, judge_config: JudgeConfig, environment: Environment) -> int:
-    """Return how many verdicts are worked on at once."""
+def scoring(
+    config: ScoreConfig, environment: Environment, settings: Mapping[str, Mapping[str, Any]]
+) -> tuple[Scorer, int]:
+    """Return one scorer for all rewards of the settings, and how many verdicts are worked on at once.
+
+    Raises as `weighted` does.
+    """
+    judge_config: JudgeConfig = stage_config(settings, "judge")
+    scorer = weighted(config.rewards, environment, config.timeout_seconds, judge_config, config.conversational)
     if JUDGE_REWARD in config.rewards:
-        return judge_config.concurrency
-    return 1 if getattr(environment, "serial", False) else config.concurrency
-
-
-def scorer_of(config: ScoreConfig, environment: Environment, judge_config: JudgeConfig) -> Scorer:
-    """Return one scorer for all rewards of the settings; raises as `weighted` does."""
-    return weighted(config.rewards, environment, config.timeout_seconds, judge_config, config.conversational)
+        return scorer, judge_config.concurrency
+    return scorer, threads_for(environment, config.concurrency)
 
 
 def score_table(table: pa.Table, scorer: Scorer, threads: int = 1, kept: Verdicts | None = None) -> pa.Table:

@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
 import operator
 import re
@@ -199,18 +200,10 @@ def _own_docs(config: type) -> dict[str, str]:
     except OSError:  # made where there is no file, as in a notebook
         return {}
     assert isinstance(tree, ast.ClassDef)
-    docs, last = {}, None
-    for node in tree.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            last = None if "ClassVar" in ast.unparse(node.annotation) else node.target.id
-        elif (
-            last
-            and isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        ):
-            docs[last] = " ".join(node.value.value.split())
-            last = None
-        else:
-            last = None
+    docs = {}
+    for field, below in itertools.pairwise(tree.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                if "ClassVar" not in ast.unparse(field.annotation):
+                    docs[name] = " ".join(text.split())
     return docs

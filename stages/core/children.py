@@ -116,6 +116,13 @@ def is_gone(said: dict[str, str | int | None]) -> bool:
     return said["boot"] != _boot() or start_of(said["pid"]) != said["start"]
 
 
+def free_port() -> int:
+    """Return a port of loopback that nothing listens on now, for a process that is about to be started."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
 def _boot() -> str:
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -101,11 +101,13 @@ def _ends_a_line(path: Path) -> bool:
         return file.read() == b"\n"
 
 
-def finite(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the values with NaN and infinities as None, which JSON can hold."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
-    }
+def finite(value: Any) -> Any:
+    """Return a value with NaN and infinities, its own and those inside it, as None, which JSON can hold."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 K = TypeVar("K")
@@ -148,9 +150,14 @@ def number_in(line: Mapping[str, Any], name: str) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def seconds_of_stages(lines: list[dict[str, Any]], step: int, stages: Iterable[str]) -> float | None:
-    """Return the seconds of a step's stages together, for a step that no loop timed; None where nothing says."""
-    found = [number_in(latest(lines, stage).get(step, {}), "timing/total") for stage in stages]
+def seconds_of_stages(by_stage: Iterable[Mapping[int, Mapping[str, Any]]], step: int) -> float | None:
+    """Return the seconds of a step's stages together, for a step that no loop timed; None where nothing says.
+
+    Args:
+        by_stage: The `latest` lines of each stage.
+        step: Whose.
+    """
+    found = [number_in(lines.get(step, {}), "timing/total") for lines in by_stage]
     return sum(value for value in found if value is not None) or None
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -120,13 +121,12 @@ class Output:
             rows_in: Rows, or trajectories, that were to be worked on.
             facts: What a later stage needs to know.
         """
-        parts, counts = [], {}
+        parts, counts = [], Counter[str]()
         for path in part_files(self.directory):
             # A part of an interrupted run is read again, so that the manifest is that of an unbroken one.
             part, dropped = self._written.get(path.name) or _described(path, read_part(path), self.dropped)
             parts.append(part)
-            for reason, count in dropped.items():
-                counts[reason] = counts.get(reason, 0) + count
+            counts.update(dropped)
         self.manifest = Manifest(
             **dataclasses.asdict(self.head),
             schema_version=SCHEMA_VERSION,

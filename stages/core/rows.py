@@ -5,7 +5,6 @@
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nanoskyrl.stages.core.errors import InputError, told_as
+from nanoskyrl.stages.core.metrics import finite
 from nanoskyrl.stages.core.safe_text import struck, struck_values
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import (
@@ -49,20 +49,12 @@ def to_json(value: Any) -> str:
     try:
         text = _encoded(value)
     except ValueError:  # NaN and infinity are not JSON
-        value = _without_nan(value)
+        value = finite(value)
         text = json.dumps(value, ensure_ascii=False)
     if struck(text) != text:  # not the JSON itself: what is struck out could take a sign of it along
         value = struck_values(value)
         text = json.dumps(value, ensure_ascii=False)
     return text if text.isascii() or _encodable(text) else json.dumps(value)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _encodable(text: str) -> bool:
@@ -310,6 +302,11 @@ def row_arrays(column: pa.ChunkedArray | pa.Array) -> list[np.ndarray | None]:
     flat, offsets = flat_values(array), array.offsets.to_numpy()
     null = array.is_null().to_numpy(zero_copy_only=False)
     return [None if null[i] else flat[offsets[i] : offsets[i + 1]] for i in range(len(array))]
+
+
+def values_in(table: pa.Table, name: str) -> list[Any]:
+    """Return the values of a column, nulls where the table does not have it."""
+    return table.column(name).to_pylist() if name in table.column_names else [None] * table.num_rows
 
 
 def counts_in(column: pa.ChunkedArray) -> dict[Any, int]:

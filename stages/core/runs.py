@@ -133,10 +133,10 @@ class Run:
         found = ((version_of(path), path) for path in (self.root / "policies").glob("*") if is_published(path))
         return sorted(version for version, path in found if version is not None and path == self.policy(version))
 
-    def next_step(self) -> int:
-        """Return the first step without a finished sync: where `rollout` works."""
+    def next_step(self, stage: str = "sync") -> int:
+        """Return the first step without a finished sync, where `rollout` works; or without another stage."""
         step = 0
-        while is_finished(self.stage(step, "sync")):
+        while is_finished(self.stage(step, stage)):
             step += 1
         return step
 

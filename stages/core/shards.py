@@ -9,7 +9,6 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 from nanoskyrl.stages.core.digests import digest_bytes
 from nanoskyrl.stages.core.errors import InputError, told_as
 from nanoskyrl.stages.core.manifest import Manifest
-from nanoskyrl.stages.core.storage import file_bytes, whole_file
+from nanoskyrl.stages.core.storage import file_bytes, write_whole
 from nanoskyrl.stages.core.trajectory import RENAMED, SCHEMA_KEY, SCHEMA_VERSION
 
 COMPRESSION_LEVEL = 1
@@ -53,30 +52,25 @@ def _leaves(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
 
 def write_part(path: Path, table: pa.Table) -> None:
     """Put one part in place, whole."""
-    with whole_file(path) as file:
-        _encode(table, file)
+    write_whole(path, part_bytes(table))
 
 
 def part_bytes(table: pa.Table) -> bytes:
     """Return the contents of a part's file."""
     buffer = io.BytesIO()
-    _encode(table, buffer)
-    return buffer.getvalue()
-
-
-def _encode(table: pa.Table, file: IO[bytes]) -> None:
     leaves = list(_leaves(table.schema))
     split = [name for name, of in leaves if pa.types.is_floating(of) or name in TOKEN_IDS]
     others = [name for name, _ in leaves if name not in split]
     pq.write_table(
         table,
-        file,
+        buffer,
         compression="zstd",
         compression_level=COMPRESSION_LEVEL,
         use_dictionary=others,  # pyright: ignore[reportArgumentType] # the stubs know bool only
         use_byte_stream_split=split,  # pyright: ignore[reportArgumentType]
         write_statistics=False,
     )
+    return buffer.getvalue()
 
 
 def read_part(path: Path, digest: str | None = None, columns: Sequence[str] | None = None) -> pa.Table:

@@ -18,6 +18,7 @@ import numpy as np
 
 from nanoskyrl.envs.base import Environment, Message, Task
 from nanoskyrl.stages.core.checked import PLACE, Checked, Device, PositiveInt
+from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.models.rendering import Renderer
 
 T = TypeVar("T")
@@ -251,13 +252,9 @@ FACES: Mapping[str, type[Engine]] = {"hf": TokenEngine, "vllm": ServedEngine}
 
 def face_of(name: str) -> type[Engine]:
     """Return the class of an engine, or one that says the same of it; raises as `lookup` does."""
-    from nanoskyrl.stages.core.registry import lookup
-
     return FACES.get(name) or lookup("engine", name)
 
 
 def make_engine(name: str, config: Any) -> Engine:
     """Return an engine by name, with nothing loaded yet."""
-    from nanoskyrl.stages.core.registry import lookup
-
     return lookup("engine", name)(config)

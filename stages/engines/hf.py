@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.engines.base import Generation, HfConfig, Request, SamplingParams, TokenEngine
 from nanoskyrl.stages.models.decoding import SHARING, Decoding, find_sharing
 from nanoskyrl.stages.models.device import pick_device, pick_dtype
@@ -107,11 +108,11 @@ class HfEngine(TokenEngine):
 
     def _together(self, requests: Sequence[Request], rows: Sequence[int]) -> Iterable[Sequence[int]]:
         """Return the rows of a batch as the model can take them: at once, those of one length, or each by itself."""
-        shares: dict[int, list[int]] = {}
-        for row in rows:
-            key = {"any length": 0, "one length": len(requests[row].prompt_ids), "one row": row}[self._sharing]
-            shares.setdefault(key, []).append(row)
-        return shares.values()
+
+        def share(row: int) -> int:
+            return {"any length": 0, "one length": len(requests[row].prompt_ids), "one row": row}[self._sharing]
+
+        return grouped((share(row), row) for row in rows).values()
 
     def logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Return nats of each token but the first, given those before, at temperature 1."""

@@ -79,6 +79,11 @@ class _Segment:
     turns: list[Turn] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
 
+    @property
+    def length(self) -> int:
+        """Tokens so far."""
+        return len(self.prompt_ids) + len(self.response_ids)
+
     def append(self, ids: Sequence[int], *, sampled: bool, rollout_logprobs: np.ndarray | None = None) -> None:
         self.response_ids += ids
         self.loss_mask += [int(sampled)] * len(ids)
@@ -149,11 +154,10 @@ class Attempt:
     def request(self) -> Request:
         """Return what is to be sampled next."""
         segment = self.segments[-1]
-        length = len(segment.prompt_ids) + len(segment.response_ids)
         return Request(
             prompt_ids=[*segment.prompt_ids, *segment.response_ids],
             seed=derive_seed(self.identity.seed, "turn", self.turn),
-            max_tokens=min(self.limits.max_generate_length, self.limits.max_sequence_length - length),
+            max_tokens=min(self.limits.max_generate_length, self.limits.max_sequence_length - segment.length),
             group=self.identity.group_id,
         )
 
@@ -174,8 +178,7 @@ class Attempt:
         if generation.finish_reason in ("stop", "stop_string"):
             self._act(text, first, len(generation.token_ids))
             return
-        length = len(segment.prompt_ids) + len(segment.response_ids)
-        reason = "max_sequence_length" if length >= self.limits.max_sequence_length else "length"
+        reason = "max_sequence_length" if segment.length >= self.limits.max_sequence_length else "length"
         # Cut off in the middle of a word: the environment is not asked to act on half an action.
         self._cut_off(text, reason, first, len(generation.token_ids))
 
@@ -266,15 +269,14 @@ class Attempt:
             self.segments.append(_Segment(prompt))
             return
         added = renderer.continuation_ids(observations, segment.response_ids[-1], said)
-        if len(segment.prompt_ids) + len(segment.response_ids) + len(added) >= self.limits.max_sequence_length:
+        if segment.length + len(added) >= self.limits.max_sequence_length:
             self._end("max_sequence_length")
             return
         segment.append(added, sampled=False)
         self._check_input()
 
     def _check_input(self) -> None:
-        segment = self.segments[-1]
-        length = len(segment.prompt_ids) + len(segment.response_ids)
+        length = self.segments[-1].length
         if length > self.limits.max_input_length:
             self._end("max_input_length")
         elif length >= self.limits.max_sequence_length:

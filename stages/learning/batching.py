@@ -108,11 +108,6 @@ def one_temperature(table: pa.Table) -> float:
     return found[0]
 
 
-def with_weights(sequences: Sequences, weights: Sequence[np.ndarray | None]) -> Sequences:
-    """Return the rows with what each token's loss is multiplied by."""
-    return replace(sequences, weights=list(weights))
-
-
 def with_marks(sequences: Sequences, rows: Sequence[int], marked: Sequence[np.ndarray | None]) -> Sequences:
     """Return the rows with the marks of some of them."""
     by_row = dict(zip(rows, marked, strict=True))

@@ -31,8 +31,4 @@ def of_lag(settings: Settings) -> Settings:
 
 def described(defaults: Settings) -> str:
     """Return the defaults in one line, as they are set by hand."""
-    return " ".join(f"{table}.{key}={_word(value)}" for table, keys in defaults.items() for key, value in keys.items())
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return " ".join(f"{table}.{key}={value}" for table, keys in defaults.items() for key, value in keys.items())

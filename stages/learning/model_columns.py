@@ -28,11 +28,6 @@ class Wanted:
     ref_logprobs: bool
     values: bool
 
-    @property
-    def any(self) -> bool:
-        """Whether anything is."""
-        return self.old_logprobs or self.ref_logprobs or self.values
-
 
 class Passes:
     """The models that passes are made with; kept up from step to step by whoever keeps this."""

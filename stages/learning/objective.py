@@ -4,8 +4,9 @@
 totals of the whole mini-batch, so a micro-batch's share can be added to the others'.
 """
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from nanoskyrl.stages.learning.batching import (
     collate_all,
     response_part,
     with_marks,
-    with_weights,
 )
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.token_selection import marked_tokens
@@ -130,10 +130,9 @@ class Objective:
             counted: Tokens of each row of the table.
             leave_out: Whether a row without counted tokens is none.
         """
-        per_prompt: dict[str, int] = {}
+        per_prompt = Counter[str]()
         for row in rows:
-            group = self.sequences.groups[row]
-            per_prompt[group] = per_prompt.get(group, 0) + counted[row]
+            per_prompt[self.sequences.groups[row]] += counted[row]
         not_empty = sum(counted[row] > 0 for row in rows)
         totals = Totals(
             tokens=sum(counted[row] for row in rows),
@@ -240,4 +239,4 @@ def _weighed(sequences: Sequences, config: OffPolicyConfig, max_tokens: int) -> 
         found, stays = correction(batch.old_logprobs, batch.rollout_logprobs, batch.loss_mask, config)
         for row, line, count in zip(batch.rows, found.numpy(), stays.sum(-1).tolist(), strict=True):
             weights[row], kept[row] = response_part(sequences, row, line), int(count)
-    return with_weights(sequences, weights), kept
+    return replace(sequences, weights=weights), kept

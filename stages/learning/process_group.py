@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import torch
 
-from nanoskyrl.stages.core.children import MARK, ending_with_us, temporary_directory
+from nanoskyrl.stages.core.children import MARK, ending_with_us, free_port, temporary_directory
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.learning import rank_errors
 from nanoskyrl.stages.learning.train_config import ZERO_BUCKET, OptimizerConfig, strategy_or_default
@@ -119,7 +119,7 @@ def accelerator_of(strategy: str, config: OptimizerConfig, device: str, dtype: t
         return Accelerator(cpu=device == "cpu" and not strategy.startswith("zero"))
     if "WORLD_SIZE" not in os.environ:  # DeepSpeed wants a process group of one, too
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-        os.environ.setdefault("MASTER_PORT", str(_free_port()))
+        os.environ.setdefault("MASTER_PORT", str(free_port()))
     if device == "cpu":
         _leave_shared_memory_alone()
     half = dtype == torch.bfloat16
@@ -152,14 +152,6 @@ def _leave_shared_memory_alone() -> None:
     import deepspeed.ops
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def share_out(batches: Sequence[list[int]], lengths: Sequence[int], world: ProcessGroup) -> list[list[int]]:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from nanoskyrl.algos.estimators.base import Batch, Numbers
 from nanoskyrl.algos.shaping import metric_of
+from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.core.rows import one_chunk, row_arrays
 
 COLUMNS = ("trajectory_id", "step_index", "group_id", "reward", "success", "status", "stop_reason", "trainable", "env")
@@ -226,9 +227,7 @@ def by_environment(envs: Sequence[str], batch: Batch, estimate: Callable[[Batch]
         batch: What the estimator sees; fields may be empty.
         estimate: Returns columns of one value a trajectory.
     """
-    places: dict[str, list[int]] = {}
-    for place, env in enumerate(envs):
-        places.setdefault(env, []).append(place)
+    places = grouped((env, place) for place, env in enumerate(envs))
     if len(places) <= 1:
         return list(estimate(batch))
     columns: list[Column] = []

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean
+from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.core.safe_text import one_line, shortened
 from nanoskyrl.stages.looking.database import TABLES_HINT, check_query, first_lines, open_database
 
@@ -92,14 +93,14 @@ def ask(place: Path, query: str, *, start: str | None = None, limit: int | None 
 
 def tables(place: Path) -> dict[str, list[str]]:
     """Return the tables of a run, each with its columns and their types."""
-    found: dict[str, list[str]] = {}
     query = (
         "select table_name, column_name, data_type from information_schema.columns "
         "where table_schema = 'main' order by table_name, ordinal_position"
     )
-    for table, column, of in ask(place, query).rows:
-        found.setdefault(table, []).append(f"{column} {'STRUCT(...)[]' if of.startswith('STRUCT') else of}")
-    return found
+    return grouped(
+        (table, f"{column} {'STRUCT(...)[]' if of.startswith('STRUCT') else of}")
+        for table, column, of in ask(place, query).rows
+    )
 
 
 def print_answer(answer: QueryResult, file: IO[str] | None = None) -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
-from nanoskyrl.stages.core.metrics import read_metrics
+from nanoskyrl.stages.core.metrics import grouped, read_metrics
 from nanoskyrl.stages.core.pipeline import OURS
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.storage import is_local
@@ -33,7 +33,6 @@ MEMORY_LIMIT = "2GB"
 """Of the database; what needs more goes through files in the temporary folder."""
 EVALUATED = "evaluations"
 """The table of what evaluations attempted."""
-MADE_FROM_ROWS = ("turns", "tool_calls", "tokens")
 STEP = "try_cast(regexp_extract(filename, 'step-([0-9]{1,9})/[^/]+/[^/]+$', 1) as integer) as step"
 EVALUATION = (
     "regexp_extract(filename, '([^/]+)/[^/]+/[^/]+$', 1) as policy, "
@@ -189,13 +188,12 @@ def _metrics_of(line: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _views(outputs: list[FinishedOutput]) -> Iterator[tuple[str, str]]:
     """Yield the name and the query of every view."""
-    by_table: dict[str, list[FinishedOutput]] = {}
-    for output in outputs:
-        if output.manifest.parts:
-            stage, folder = output.manifest.stage, output.directory.name
-            name = EVALUATED if stage == "eval" else folder if output.step is not None else stage
-            by_table.setdefault(name, []).append(output)
-    for name, found in by_table.items():
+
+    def name_of(output: FinishedOutput) -> str:
+        stage = output.manifest.stage
+        return EVALUATED if stage == "eval" else output.directory.name if output.step is not None else stage
+
+    for name, found in grouped((name_of(output), output) for output in outputs if output.manifest.parts).items():
         yield name, _of_parts(found, EVALUATION if name == EVALUATED else STEP)
     yield "trajectories", _of_parts(_most_telling(outputs), STEP, "advantage")
     keys = "step, trajectory_id, step_index, env, task_id"

@@ -15,7 +15,7 @@ from typing import Any
 
 from nanoskyrl.stages.core.code import changed_modules
 from nanoskyrl.stages.core.digests import digest_file
-from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.errors import InputError, told_as
 from nanoskyrl.stages.core.manifest import NUMBERS, Manifest, differences, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import latest, read_metrics
 from nanoskyrl.stages.core.pipeline import STAGES
@@ -23,6 +23,7 @@ from nanoskyrl.stages.core.runs import EVALUATIONS, Run, step_of
 from nanoskyrl.stages.looking.diff_columns import Decode, close, shown
 from nanoskyrl.stages.looking.diff_rows import compare_rows
 from nanoskyrl.stages.looking.diff_weights import compare_weights
+from nanoskyrl.stages.looking.tokens import TOKENIZER, read_tokenizer
 from nanoskyrl.stages.models.policy import POLICY_JSON, is_adapter
 
 OF_A_MACHINE = re.compile(r"(time|host|timing/.*|.*(memory|per_second|mfu|queue|gpu).*)")
@@ -255,25 +256,16 @@ def _read_json(path: Path) -> Any:
 def _read_toml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    try:
+    with told_as(InputError, f"`{path}` cannot be read", ValueError, hint="Correct the file"):
         return tomllib.loads(path.read_text())
-    except ValueError as error:
-        raise InputError(f"`{path}` cannot be read: {error}", hint="Correct the file") from error
 
 
 @lru_cache(maxsize=4)
 def _decoder(root: Path) -> Decode | None:
     """Return what turns the token ids of a run into text; None where it has no policy with a tokenizer."""
-    files = sorted(root.glob("policies/*/tokenizer.json"))
-    if not files:
-        return None
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(files[0]))
-    except Exception:  # what tokenizers raises has no class of its own
-        return None
-    return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False)
+    files = sorted(root.glob(f"policies/*/{TOKENIZER}"))
+    tokenizer = read_tokenizer(files[0]) if files else None
+    return None if tokenizer is None else lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
 def diff(ours: Path, theirs: Path, *, tolerance: float = 0.0) -> Compared:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from nanoskyrl.stages.core.digests import digest_file
 from nanoskyrl.stages.core.manifest import Manifest
+from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.core.shards import read_part
 from nanoskyrl.stages.core.trajectory import RENAMED
 from nanoskyrl.stages.looking.diff_columns import ColumnDifference, Decode, compare_column
@@ -191,9 +192,6 @@ def _compare_by_id(
         for index, pairs in rows.items():
             first, second = (list(side) for side in zip(*pairs, strict=True))
             _compare_tables(table.take(first), read(theirs[index]).take(second), found, tolerance, decode)
-    left: dict[int, list[int]] = {}
-    for index, row in where.values():
-        left.setdefault(index, []).append(row)
-    for index, others in left.items():
+    for index, others in grouped(where.values()).items():
         table = read(theirs[index])
         found.only_theirs += [_name(table, row) for row in others]

@@ -7,6 +7,7 @@ from typing import Any
 
 from nanoskyrl.algos.shaping import has_spread
 from nanoskyrl.stages.core.metrics import mean, variance
+from nanoskyrl.stages.core.rows import values_in
 from nanoskyrl.stages.looking.error_patterns import patterns_by_row
 from nanoskyrl.stages.looking.find_rows import RowSource
 from nanoskyrl.stages.looking.reading import HARD, LITTLE_SIGNAL, SOLVED
@@ -84,13 +85,9 @@ def environment_reports(sources: Iterable[RowSource]) -> dict[str, EnvironmentRe
     """Return the report of each environment by its name, read part by part."""
     found: dict[str, EnvironmentReport] = {}
     for source in sources:
-        columns = [name for name in COLUMNS if name in source.columns]
-        table = source.read(columns)
+        table = source.read([name for name in COLUMNS if name in source.columns])
         calls, patterns = calls_by_row(table), patterns_by_row(table)
-        unscored = [None] * table.num_rows
-        fields: dict[str, Sequence[Any]] = {
-            name: table.column(name).to_pylist() if name in columns else unscored for name in COLUMNS if name != "turns"
-        }
+        fields: dict[str, Sequence[Any]] = {name: values_in(table, name) for name in COLUMNS if name != "turns"}
         turns = fact(table, "turns").fill_null(0).to_pylist()
         shown: dict[str, set[str]] = {}
         for row, env in enumerate(fields["env"]):

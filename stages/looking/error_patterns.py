@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from nanoskyrl.envs.graders.kinds import NO_ANSWER
+from nanoskyrl.stages.core.rows import values_in
 from nanoskyrl.stages.looking.row_facts import calls_by_row, recorded_calls
 
 PATTERNS = {
@@ -25,6 +26,7 @@ PATTERNS = {
     "failed": "the attempt itself failed: an engine or an environment broke",
 }
 """What each pattern means."""
+OF_STATUS = {"truncated": "context overflow", "max_turns": "out of turns", "failed": "failed"}
 ARGUMENTS, FORMAT = ("bad_arguments",), ("malformed", "too_many_calls", NO_ANSWER)
 NOT_FOUND = re.compile(
     "not found|no such|does not exist|nothing (?:was )?found|there is no\\b|unknown (?:name|file|page)", re.IGNORECASE
@@ -49,9 +51,7 @@ def pattern_of(call: Mapping[str, Any]) -> str | None:
 def patterns_by_row(table: pa.Table) -> list[list[str]]:
     """Return the patterns of each row of a table with COLUMNS and, where it was scored, `success`."""
     statuses, reasons = (table.column(name).to_pylist() for name in ("status", "stop_reason"))
-    scored = "success" in table.column_names
-    successes = table.column("success").to_pylist() if scored else [None] * table.num_rows
-    rows = zip(recorded_calls(table), statuses, reasons, successes, strict=True)
+    rows = zip(recorded_calls(table), statuses, reasons, values_in(table, "success"), strict=True)
     return [sorted(_patterns(*row)) for row in rows]
 
 
@@ -60,12 +60,8 @@ def _patterns(calls: Sequence[Mapping[str, Any]], status: str, reason: str, succ
     unanswered = any(call.get("error") == NO_ANSWER for call in calls)
     if status == "completed" and success is False and not unanswered:
         found.add("false completion")
-    if status == "truncated":
-        found.add("context overflow")
-    if status == "max_turns":
-        found.add("out of turns")
-    if status == "failed":
-        found.add("failed")
+    if status in OF_STATUS:
+        found.add(OF_STATUS[status])
     return found
 
 

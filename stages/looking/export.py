@@ -13,7 +13,7 @@ from nanoskyrl.stages.core.runs import NUMBER, Run
 from nanoskyrl.stages.core.storage import as_path, as_usual, make_directory, sync_tree, write_errors
 from nanoskyrl.stages.engines.task_order import weights_of
 from nanoskyrl.stages.looking.eval_report import summary_of
-from nanoskyrl.stages.models.policy import POLICY_JSON, check_policy, is_adapter, policy_digest, policy_files, read_info
+from nanoskyrl.stages.models.policy import check_policy, is_adapter, policy_digest, policy_files, read_info
 
 CARD = "README.md"
 
@@ -111,8 +111,7 @@ def _write_weights(policy: Path, place: Path, config: ExportConfig) -> None:
             copy_frame(policy, place)
             return
         for file in policy_files(policy):
-            if file.name != POLICY_JSON:
-                shutil.copyfile(file, place / file.name)
+            shutil.copyfile(file, place / file.name)
         if dtype is not None:
             for file in place.glob("*.safetensors"):
                 save_file({name: value.to(dtype) for name, value in load_file(file).items()}, file, {"format": "pt"})

@@ -35,28 +35,31 @@ def _rollout_line(manifest: Manifest, output: Path) -> str:
 def _score_line(manifest: Manifest, output: Path) -> str:
     numbers = score_stage.numbers_of(output, manifest)
     success, reward = number(numbers["reward/success"]), number(numbers["reward/avg_raw_reward"])
-    others = ", ".join(f"{reason} {count}" for reason, count in manifest.dropped.items())
     scored = manifest.rows_out - sum(manifest.dropped.values())
-    without = f" ({others})" if others else ""
     unjudged = manifest.facts.get("unjudged")
     why = f"; {unjudged['count']} trajectories: {unjudged['reason']}" if unjudged else ""
     of_envs = "".join(f", {name} {number(numbers[key])}" for name, key in success_keys(numbers).items())
-    return f"{scored} of {manifest.rows_out} rows scored{without}, success {success}{of_envs}, reward {reward}{why}"
+    counts = f"{scored} of {manifest.rows_out} rows scored{_dropped(manifest, '')}"
+    return f"{counts}, success {success}{of_envs}, reward {reward}{why}"
 
 
 def _advantage_line(manifest: Manifest, output: Path) -> str:
     kept = manifest.rows_out - sum(manifest.dropped.values())
-    dropped = ", ".join(f"{reason} {count}" for reason, count in manifest.dropped.items())
-    return f"{kept} of {manifest.rows_out} rows to learn from" + (f" (left out: {dropped})" if dropped else "")
+    return f"{kept} of {manifest.rows_out} rows to learn from{_dropped(manifest, 'left out: ')}"
+
+
+def _dropped(manifest: Manifest, what: str) -> str:
+    """Return the rows that a manifest counts by reason, behind a word, in brackets; empty where there are none."""
+    counts = ", ".join(f"{reason} {count}" for reason, count in manifest.dropped.items())
+    return f" ({what}{counts})" if counts else ""
 
 
 def _own_line(manifest: Manifest, output: Path) -> str:
     """Return what a stage of somebody's own did to the rows that it passed on."""
-    dropped = ", ".join(f"{reason} {count}" for reason, count in manifest.dropped.items())
     left = (
         f"{manifest.rows_out} of {manifest.rows_in} rows of {manifest.facts[PASSES_ON]} passed on by {manifest.stage}"
     )
-    return left + (f" (dropped: {dropped})" if dropped else "")
+    return left + _dropped(manifest, "dropped: ")
 
 
 def _train_line(manifest: Manifest, output: Path) -> str:

@@ -6,7 +6,6 @@ Tokens are taken as they are, and no text is turned into tokens: a line without 
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nanoskyrl.stages.core.digests import digest_file, digest_json
-from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean, told_as
+from nanoskyrl.stages.core.errors import InputError, did_you_mean, told_as
 from nanoskyrl.stages.core.manifest import Head, Manifest
 from nanoskyrl.stages.core.output import open_output
 from nanoskyrl.stages.core.rows import to_table
@@ -68,10 +67,7 @@ def import_rows(file: Path, run: Run, env: str, *, force: bool = False) -> Impor
         "step": step, "train_batch_size": len(groups), "n_samples_per_prompt": max(groups.values()),
     }  # fmt: skip
     head = Head(stage="rollout", settings={"rollout": settings}, inputs={"data": digest_file(file)})
-    with ExitStack() as opened:
-        out = opened.enter_context(
-            open_output(run.stage(step, "rollout"), head, force=force, keep_parts=False, dropped=failed)
-        )
+    with open_output(run.stage(step, "rollout"), head, force=force, keep_parts=False, dropped=failed) as out:
         rollout = out.manifest
         if rollout is None:
             for index, rows in enumerate(_batches(file, env, scored)):
@@ -90,9 +86,7 @@ def _import_score(file: Path, run: Run, step: int, env: str, rollout: Manifest, 
             return out.manifest
         for index, rows in enumerate(_batches(file, env, True)):
             out.write_part(index, to_table(rows, "score"))
-        return out.finish(
-            rows_in=rollout.rows_out, facts={"sampling": sampling_of(rollout.settings["rollout"])}
-        )  # fmt: skip
+        return out.finish(rows_in=rollout.rows_out, facts={"sampling": sampling_of(rollout.settings["rollout"])})
 
 
 def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -157,10 +151,11 @@ def _batches(file: Path, env: str, scored: bool) -> Iterator[list[Trajectory]]:
                 f"line {number} of `{file}` has no reward, and the first has",
                 hint="Give each a reward, or a `score_status` that says why there is none",
             )
-        try:
+        with told_as(
+            InputError, f"line {number} of `{file}` is no trajectory", TypeError, ValueError, KeyError, OverflowError,
+            hint=LINE_HINT,
+        ):  # fmt: skip
             rows.append(_row(filled, number))
-        except (TypeError, ValueError, KeyError, OverflowError) as error:
-            raise InputError(f"line {number} of `{file}` is no trajectory: {error}", hint=LINE_HINT) from error
         if len(rows) == ROWS_PER_PART:
             yield rows
             rows = []
@@ -209,10 +204,3 @@ def _spans(mask: np.ndarray, response: str) -> list[Turn]:
         Turn(action=words, observation="", done=end == spans[-1][1], first_token=start, token_count=end - start)
         for start, end in spans
     ]
-
-
-def check_env(env: str | dict[str, float]) -> str:
-    """Return the environment of lines without one; a run of several has none such."""
-    if isinstance(env, str):
-        return env
-    raise SettingsError("the run has several environments", hint="Name one with `--env`")

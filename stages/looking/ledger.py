@@ -17,17 +17,17 @@ from typing import IO, Any
 
 import pyarrow as pa
 from rich.console import Console
-from rich.table import Table
 
 from nanoskyrl.algos.shaping import metric_of
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import PASSES_ON, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.core.pipeline import STAGES
-from nanoskyrl.stages.core.rows import row_arrays
+from nanoskyrl.stages.core.rows import row_arrays, values_in
 from nanoskyrl.stages.core.runs import Run, step_of
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.trajectory import DROP_REASONS, schema_of
+from nanoskyrl.stages.looking.console import plain_table
 
 TRAINED, STALE, WAITING = "trained", "stale", "waiting"
 FATES = (TRAINED, *DROP_REASONS, STALE, WAITING)
@@ -152,11 +152,9 @@ def ledger_of(table: pa.Table, learned: set[Row], *, is_over: bool = True, fate:
         fate: What became of all of them, such as the stage that dropped them; None: it is looked for.
     """
     difficulty = _difficulties(table)
-    has_reasons = "drop_reason" in table.column_names
-    reasons = table.column("drop_reason").to_pylist() if has_reasons else [None] * table.num_rows
     ledger = Ledger()
     for row, reason, tokens, group in zip(
-        keys_of(table), reasons, tokens_of(table), table.column("group_id").to_pylist(), strict=True
+        keys_of(table), values_in(table, "drop_reason"), tokens_of(table), values_in(table, "group_id"), strict=True
     ):
         became = fate or (TRAINED if row in learned else reason or (STALE if is_over else WAITING))
         place = became, _length(tokens), difficulty[group]
@@ -181,9 +179,8 @@ def _length(tokens: int) -> str:
 
 def _difficulties(table: pa.Table) -> dict[str, str]:
     """Return how hard each group's task is: its environment's level, else the share of attempts that solved it."""
-    facts = {name: table.column(name).to_pylist() for name in ("group_id", "env", "metadata", "is_last_step")}
-    for name in ("reward", "success"):
-        facts[name] = table.column(name).to_pylist() if name in table.column_names else [None] * table.num_rows
+    names = ("group_id", "env", "metadata", "is_last_step", "reward", "success")
+    facts = {name: values_in(table, name) for name in names}
     rows = [dict(zip(facts, values, strict=True)) for values in zip(*facts.values(), strict=True)]
     several = len(set(facts["env"])) > 1
     found = {}
@@ -252,9 +249,7 @@ def ledger_at(place: Path) -> Ledger:
 def print_ledger(ledger: Ledger, file: IO[str] | None = None) -> None:
     """Print a ledger as a table."""
     head, *rows = ledger_cells(ledger)
-    grid = Table(box=None, pad_edge=False)
-    for index, name in enumerate(head):
-        grid.add_column(name, justify="right" if index else "left", no_wrap=True)
+    grid = plain_table(head, left=head[:1], wrapped=())
     for row in rows:
         grid.add_row(*row)
     console = Console(file=file)

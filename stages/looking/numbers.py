@@ -1,18 +1,14 @@
 """The numbers of a stage's output, for programs: what its rows give, and what its manifest says beside them."""
 
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from nanoskyrl.stages import rollout as rollout_stage, score as score_stage
-from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import METRICS, finite, latest, read_metrics
 from nanoskyrl.stages.core.runs import Run, step_of
-from nanoskyrl.stages.core.shards import read_part, read_parts
+from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.learning import advantage_columns
 from nanoskyrl.stages.looking.eval_report import summary_of
 
@@ -62,26 +58,3 @@ def plain(place: Path) -> dict[str, Any]:
     }
     evaluations = {f"{folder.parent.name}/{folder.name}": summary_of(folder) for folder in run.evaluations()}
     return {"output": str(place), "numbers": {"steps": steps, "evaluations": evaluations}, "manifest": None}
-
-
-def plain_row(place: Path, row: int) -> dict[str, Any]:
-    """Return one row of a stage's output, or of a part, as JSON-ready values, every column of it; NaN is null.
-
-    Raises:
-        InputError: there are no shards.
-        SettingsError: there is no such row.
-    """
-    tables = [read_part(place)] if place.suffix == ".parquet" else list(read_parts(place, read_manifest(place)))
-    count = sum(table.num_rows for table in tables)
-    if not -count <= row < count:
-        hint = f"Rows are 0 to {count - 1}" if count else "There are no rows at all"
-        raise SettingsError(f"there is no row {row}", hint=hint)
-    return _plain(pa.concat_tables(tables).slice(row % count, 1).to_pylist()[0])
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

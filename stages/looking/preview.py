@@ -6,10 +6,9 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from nanoskyrl.stages.core.rows import row_arrays
-from nanoskyrl.stages.looking.console import SafeConsole
+from nanoskyrl.stages.looking.console import SafeConsole, plain_table
 
 PIPED = 160
 SHOWN = (
@@ -46,10 +45,8 @@ def _console(file: IO[str] | None) -> Console:
 def show_advantages(table: pa.Table, limit: int = 64, file: IO[str] | None = None) -> None:
     """Print the rewards and advantages of the first rows, group by group."""
     console = _console(file)
-    grid = Table(box=None, pad_edge=False)
     names = ("group", "sample", "reward", "shaped", "advantage", "return", "value")
-    for name in names:
-        grid.add_column(name, justify="left" if name == "group" else "right", no_wrap=True)
+    grid = plain_table(names, left=("group",), wrapped=())
     last = None
     for row, facts in enumerate(
         table.slice(0, limit).select(["group_id", "sample", "reward", "shaped_reward"]).to_pylist()
@@ -75,9 +72,8 @@ def show_comparison(found: pa.Table, limit: int, file: IO[str] | None = None) ->
     console = _console(file)
     rows = found.to_pylist()
     algos = [row["algo"] for row in rows]
-    grid = Table(box=None, pad_edge=False, title="cosines between gradients to the right", title_justify="left")
-    for name in ("algo", "loss", "gradient norm", "share", "largest ratio", *algos):
-        grid.add_column(name, justify="left" if name == "algo" else "right")
+    names = ("algo", "loss", "gradient norm", "share", "largest ratio", *algos)
+    grid = plain_table(names, left=("algo",), title="cosines between gradients to the right")
     for row in rows:
         share = "" if row["share"] is None else f"{row['share']:.2%} {row['share_name'].replace('_ratio', '')}"
         cosines = ["" if value is None else f"{value:.3f}" for _, value in row["cosines"]]
@@ -87,9 +83,7 @@ def show_comparison(found: pa.Table, limit: int, file: IO[str] | None = None) ->
     console.print(grid)
     if not limit or not rows:
         return
-    pushed = Table(box=None, pad_edge=False, title="how hard rows are pushed up, x 1000", title_justify="left")
-    for name in ("trajectory", *algos):
-        pushed.add_column(name, justify="left" if name == "trajectory" else "right")
+    pushed = plain_table(("trajectory", *algos), left=("trajectory",), title="how hard rows are pushed up, x 1000")
     for index, trajectory in enumerate(rows[0]["trajectory_id"][:limit]):
         pushed.add_row(trajectory[:12], *(f"{row['weight'][index] * 1000:.3f}" for row in rows))
     console.print()

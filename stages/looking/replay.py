@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from nanoskyrl.envs.base import Environment, Task
+from nanoskyrl.envs.base import Environment, Step, Task
 from nanoskyrl.envs.graders.verdicts import ENV_REWARD
 from nanoskyrl.envs.messages import tidy_messages
 from nanoskyrl.stages.core.config import merge
@@ -66,8 +66,7 @@ def replay(run: Run, start: str) -> Replay:
     metadata = _play(environment, task, rows, found)
     if metadata is None:
         return found
-    recorded = dict(last.metadata)
-    found.note("metadata", recorded, metadata)
+    found.note("metadata", last.metadata, metadata)
     rewards = settings.get("score", {}).get("score", {}).get("rewards")
     if last.score_status == "scored" and rewards == {ENV_REWARD: 1.0}:
         try:
@@ -121,7 +120,7 @@ def _play(environment: Environment, task: Task, rows: list[Trajectory], found: R
             step = episode.step(turn.action)
             metadata |= step.metadata
             found.turns += 1
-            found.note(place, _seen(turn), _seen_now(step))
+            found.note(place, _seen(turn, turn.observation), _seen(step, clean_text(step.observation)))
             if step.done and number < len(turns) - 1:
                 found.differences.append(f"{place}: the episode ends, and {len(turns) - 1 - number} turns are left")
                 break
@@ -132,21 +131,10 @@ def _play(environment: Environment, task: Task, rows: list[Trajectory], found: R
         return None
 
 
-def _seen(turn: Turn) -> dict[str, Any]:
-    calls = json.loads(calls_to_json(turn.tool_calls))
-    return {"observation": turn.observation, "reward": turn.reward, "done": turn.done, "calls": dict(_numbered(calls))}
-
-
-def _seen_now(step: Any) -> dict[str, Any]:
-    calls = json.loads(calls_to_json(step.tool_calls))
-    return {
-        "observation": clean_text(step.observation), "reward": step.reward, "done": step.done,
-        "calls": dict(_numbered(calls)),
-    }  # fmt: skip
-
-
-def _numbered(calls: list[Any]) -> Iterator[tuple[str, Any]]:
-    yield from ((str(number), call) for number, call in enumerate(calls))
+def _seen(turn: Turn | Step, observation: str) -> dict[str, Any]:
+    """Return what a turn came to, with its observation as the table keeps it."""
+    calls = {str(number): call for number, call in enumerate(json.loads(calls_to_json(turn.tool_calls)))}
+    return {"observation": observation, "reward": turn.reward, "done": turn.done, "calls": calls}
 
 
 def _plain(value: Any) -> Any:

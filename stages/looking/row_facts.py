@@ -10,6 +10,7 @@ needs are read, part by part.
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nanoskyrl.envs.graders.kinds import NO_ANSWER
-from nanoskyrl.stages.core.rows import row_arrays
+from nanoskyrl.stages.core.rows import one_chunk, row_arrays
 from nanoskyrl.stages.core.trajectory import COLUMNS
 
 PARTS = "part"
@@ -37,13 +38,9 @@ class Fact:
     work_out: Callable[[pa.Table], pa.Array]
 
 
-def _turn_counts(table: pa.Table) -> pa.Array:
-    return _whole(pc.list_value_length(table.column("turns")))
-
-
 def recorded_calls(table: pa.Table) -> list[list[dict[str, Any]]]:
     """Return what each row records of its calls, each with its `turn`; what cannot be read is left out."""
-    column = _whole(table.column("turns"))
+    column = one_chunk(table.column("turns"))
     texts = pc.struct_field(column.flatten(), "tool_calls").to_pylist()
     found, at = [], 0
     for length in pc.fill_null(pc.list_value_length(column), 0).to_pylist():
@@ -72,19 +69,11 @@ def _read_calls(text: str | None) -> list[dict[str, Any]]:
     return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
 
 
-def _call_counts(table: pa.Table) -> pa.Array:
-    return _counted(table, lambda texts: pc.not_equal(texts, NO_CALLS), lambda call: True)
-
-
-def _failed_counts(table: pa.Table) -> pa.Array:
-    return _counted(table, lambda texts: pc.match_substring(texts, FAILED), lambda call: not call.get("ok"))
-
-
 def _counted(
     table: pa.Table, may_count: Callable[[pa.Array], pa.Array], counts: Callable[[dict[str, Any]], bool]
 ) -> pa.Array:
     """Return how many calls of each row count; only texts that may hold one are read."""
-    column = _whole(table.column("turns"))
+    column = one_chunk(table.column("turns"))
     texts = pc.struct_field(column.flatten(), "tool_calls")
     mask = may_count(texts)
     found = np.zeros(len(column), np.int64)
@@ -105,12 +94,16 @@ def _advantages(table: pa.Table) -> pa.Array:
 
 
 DERIVED: Mapping[str, Fact] = {
-    "turns": Fact(("turns",), _turn_counts),
-    "tool_calls": Fact(("turns",), _call_counts),
-    "failed_calls": Fact(("turns",), _failed_counts),
+    "turns": Fact(("turns",), lambda table: one_chunk(pc.list_value_length(table.column("turns")))),
+    "tool_calls": Fact(("turns",), partial(
+        _counted, may_count=lambda texts: pc.not_equal(texts, NO_CALLS), counts=lambda call: True,
+    )),
+    "failed_calls": Fact(("turns",), partial(
+        _counted, may_count=lambda texts: pc.match_substring(texts, FAILED), counts=lambda call: not call.get("ok"),
+    )),
     "advantage": Fact(("advantages", "loss_mask"), _advantages),
-    "tokens": Fact(("completion_tokens",), lambda table: _whole(table.column("completion_tokens"))),
-}
+    "tokens": Fact(("completion_tokens",), lambda table: one_chunk(table.column("completion_tokens"))),
+}  # fmt: skip
 GIVEN = ("step", "row")
 """Facts of where a row lies, which whoever reads it knows."""
 
@@ -139,7 +132,7 @@ def fact(table: pa.Table, name: str) -> pa.Array:
     if name.startswith(f"{PARTS}."):
         return _part(table, name.removeprefix(f"{PARTS}."))
     if name in table.column_names and not pa.types.is_nested(table.schema.field(name).type):
-        return _whole(table.column(name))
+        return one_chunk(table.column(name))
     return DERIVED[name].work_out(table)
 
 
@@ -148,10 +141,3 @@ def _part(table: pa.Table, name: str) -> pa.Array:
         return pa.nulls(table.num_rows, pa.float64())
     found = (json.loads(text or "{}").get(name) for text in table.column("reward_parts").to_pylist())
     return pa.array([value if isinstance(value, int | float) else None for value in found], pa.float64())
-
-
-def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    found = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(found, pa.ChunkedArray):
-        return found.chunk(0) if found.num_chunks else pa.array([], column.type)
-    return found

@@ -1,7 +1,6 @@
 """Anything of a run as a person, or a program, would look at it: `skyrl show`."""
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +12,14 @@ from rich.text import Text
 
 from nanoskyrl.stages.core.errors import InputError, SettingsError
 from nanoskyrl.stages.core.manifest import is_finished, read_manifest
+from nanoskyrl.stages.core.metrics import finite
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run, step_of
 from nanoskyrl.stages.core.shards import read_part
 from nanoskyrl.stages.core.table_checks import check
-from nanoskyrl.stages.looking import grouped_rows, numbers, show_rows, show_run
+from nanoskyrl.stages.looking import eval_report, grouped_rows, numbers, show_rows, show_run
 from nanoskyrl.stages.looking.console import SafeConsole
-from nanoskyrl.stages.looking.find_rows import located_rows, select, sources_of, whole_rows
+from nanoskyrl.stages.looking.environment_report import environment_reports
+from nanoskyrl.stages.looking.find_rows import located_rows, of_step, select, sources_of, whole_rows
 from nanoskyrl.stages.looking.headlines import headline
 from nanoskyrl.stages.looking.timings import time_spent, timing_table
 from nanoskyrl.stages.looking.tokens import COLORS, ColorBy
@@ -83,16 +84,7 @@ class _Screen:
             self.console.width = width
 
     def show_json(self, value: Any) -> None:
-        self.console.file.write(json.dumps(_plain(value), indent=2, ensure_ascii=True) + "\n")
-
-
-def _plain(value: Any) -> Any:
-    """Return a value that JSON can hold: NaN and infinities are null."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        self.console.file.write(json.dumps(finite(value), indent=2, ensure_ascii=True) + "\n")
 
 
 def show(place: Path, view: View | None = None, file: IO[str] | None = None) -> None:
@@ -154,7 +146,8 @@ def _show_one(place: Path, view: View, screen: _Screen) -> None:
         return
     if view.as_json and view.trajectory is None:
         (with_tokens,) = show_rows.trajectory_as_plain(sources, found)
-        screen.show_json({**numbers.plain_row(place, view.row or 0), "tokens": with_tokens["tokens"]})
+        (row,) = whole_rows(sources, found).to_pylist()
+        screen.show_json({**row, "tokens": with_tokens["tokens"]})
         return
     color: ColorBy | None = next((name for name in COLORS if name == view.color), None)
     _either(
@@ -222,10 +215,8 @@ def _show_output(place: Path, view: View, screen: _Screen) -> None:
 
 def _summary(place: Path, settings: Mapping[str, Any]) -> Iterable[Text]:
     """Yield an evaluation's numbers; of a summary that cannot be read, which `verify` names, nothing."""
-    from nanoskyrl.stages.looking.eval_report import summary_of, table  # only here: every command prints headlines
-
     try:
-        yield Text(f"{table({settings['rollout']['env']: summary_of(place)})}\n")
+        yield Text(f"{eval_report.table({settings['rollout']['env']: eval_report.summary_of(place)})}\n")
     except (InputError, KeyError, TypeError, AttributeError, ValueError):
         return
 
@@ -263,21 +254,16 @@ def _show_run(run: Run, view: View, screen: _Screen) -> None:
 
 
 def _step_as_plain(run: Run, step: int) -> dict[str, Any]:
-    from nanoskyrl.stages.looking.environment_report import environment_reports
-    from nanoskyrl.stages.looking.find_rows import of_step
-
     numbers = next((line for line in show_run.run_as_plain(run)["steps"] if line["step"] == step), {"step": step})
     reports = environment_reports(of_step(run, step))
     return {**numbers, "environments": {name: report.to_plain() for name, report in reports.items()}}
 
 
 def _show_evaluations(place: Path, view: View, screen: _Screen) -> None:
-    from nanoskyrl.stages.looking.eval_report import table
-
     found = show_run.evaluations_in(place)
     if not found:
         raise InputError(f"no evaluation in `{place}` is finished", hint="`skyrl eval` makes one")
-    _either(screen, view, lambda: found, lambda: [Text(table(found))])
+    _either(screen, view, lambda: found, lambda: [Text(eval_report.table(found))])
 
 
 def _either(

@@ -16,6 +16,7 @@ from rich.text import Text
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.safe_text import one_line, printable
+from nanoskyrl.stages.looking.console import plain_table
 from nanoskyrl.stages.looking.curve import number
 from nanoskyrl.stages.looking.error_patterns import failures
 from nanoskyrl.stages.looking.find_rows import SOURCE, RowSource, Selection, by_part, select, whole_rows
@@ -107,9 +108,8 @@ def failed_call_tables(calls: Sequence[dict[str, Any]], limit: int) -> Iterator[
     if not calls:
         yield Text("no call failed")
         return
-    kinds = Table(box=None, pad_edge=False)
-    for name in ("count", "tool", "error", "pattern", "for instance"):
-        kinds.add_column(name, justify="right" if name == "count" else "left", no_wrap=name != "for instance")
+    words = ("tool", "error", "pattern", "for instance")
+    kinds = plain_table(("count", *words), left=words, wrapped=words[-1:])
     counts = Counter((call.get("tool"), call.get("error"), call["pattern"]) for call in calls)
     first = {(call.get("tool"), call.get("error"), call["pattern"]): call for call in reversed(calls)}
     for kind, count in counts.most_common(limit):
@@ -120,11 +120,8 @@ def failed_call_tables(calls: Sequence[dict[str, Any]], limit: int) -> Iterator[
         )
     yield kinds
     yield Text()
-    grid = Table(box=None, pad_edge=False)
-    for name in ("step", "row", "id", "turn", "call", "result"):
-        grid.add_column(
-            name, justify="right" if name in ("step", "row", "turn") else "left", no_wrap=name not in ("call", "result")
-        )
+    names = ("step", "row", "id", "turn", "call", "result")
+    grid = plain_table(names, left=("id", "call", "result"), wrapped=("call", "result"))
     for call in calls[:limit]:
         args = json.dumps(call.get("args"), ensure_ascii=False)
         written = f"{call['tool']}({args})" if call.get("tool") else call["action"]
@@ -144,7 +141,7 @@ def whole_trajectory(
         row = rows.slice(index, 1)
         tokens = token_facts(row, tokenizer_for(sources[indices[index]].path)) if color or as_tokens else []
         if as_tokens:
-            yield token_table(tokens)
+            yield token_table(tokens) if tokens else Text("no tokens", style="dim")
             continue
         advantage = advantage_of(rows, index) if "kept" in rows.column_names else None
         yield from trajectory_blocks(t, advantage=advantage, tokens=tokens, color=color)
@@ -169,9 +166,7 @@ def trajectory_as_plain(sources: Sequence[RowSource], place: pa.Table) -> list[d
 
 def diagnostics_table(table: pa.Table) -> Table:
     """Return what `train` says of its rows."""
-    grid = Table(box=None, pad_edge=False)
-    for name in table.column_names:
-        grid.add_column(name, justify="left" if name == "trajectory_id" else "right")
+    grid = plain_table(table.column_names, left=("trajectory_id",))
     for row in table.to_pylist():
         grid.add_row(*(f"{v:.4g}" if isinstance(v, float) else printable(str(v))[:12] for v in row.values()))
     return grid

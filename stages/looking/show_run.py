@@ -13,8 +13,10 @@ from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.pipeline import STAGES
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run
 from nanoskyrl.stages.core.safe_text import printable
+from nanoskyrl.stages.looking.console import facts_table, plain_table
 from nanoskyrl.stages.looking.curve import curve, evaluated_of, number
 from nanoskyrl.stages.looking.environment_report import EnvironmentReport, environment_reports
+from nanoskyrl.stages.looking.eval_report import summary_of
 from nanoskyrl.stages.looking.find_rows import of_step
 from nanoskyrl.stages.looking.headlines import headline
 from nanoskyrl.stages.looking.reading import Remark, remarks
@@ -111,11 +113,8 @@ def step_blocks(run: Run, step: int) -> Iterator[RenderableType]:
 
 def environment_table(found: dict[str, EnvironmentReport]) -> Table:
     """Return the attempts of each environment as a table, a column each."""
-    grid = Table(box=None, pad_edge=False)
-    grid.add_column("")
     plain = {name: report.to_plain() for name, report in found.items()}
-    for name in plain:
-        grid.add_column(Text(printable(name)), justify="right")
+    grid = plain_table(["", *(Text(printable(name)) for name in plain)], left=[""])
     sizes = sorted({numbers["n"] for numbers in plain.values()})
     labels = {
         "attempts": "attempts", "groups": "groups", "turns_mean": "turns, mean", "tool_calls_mean": "tool calls, mean",
@@ -134,8 +133,6 @@ def environment_table(found: dict[str, EnvironmentReport]) -> Table:
 
 def policies_as_plain(run: Run) -> list[dict[str, Any]]:
     """Return what is known of each published policy: version, digest, parent, the step that made it, evaluations."""
-    from nanoskyrl.stages.looking.eval_report import summary_of
-
     versions = {}
     found = []
     for version in run.policies():
@@ -159,9 +156,8 @@ def policies_as_plain(run: Run) -> list[dict[str, Any]]:
 
 def policies_table(found: Sequence[dict[str, Any]]) -> Table:
     """Return a run's policies as a table."""
-    grid = Table(box=None, pad_edge=False)
-    for name in ("version", "digest", "parent", "made by", "evaluations"):
-        grid.add_column(name, justify="right" if name == "version" else "left", no_wrap=True)
+    words = ("digest", "parent", "made by", "evaluations")
+    grid = plain_table(("version", *words), left=words, wrapped=())
     for policy in found:
         parent = policy["parent"]
         whose = "" if parent is None else f"policy {parent}" if isinstance(parent, int) else parent[:12]
@@ -187,7 +183,6 @@ def policy_as_plain(place: Path) -> dict[str, Any]:
 
 def policy_table(found: dict[str, Any]) -> Table:
     """Return one policy as a table."""
-    grid = Table(box=None, show_header=False, pad_edge=False)
     facts = {
         **found,
         "parent": found["parent"] or "none",
@@ -195,16 +190,11 @@ def policy_table(found: dict[str, Any]) -> Table:
         "parameters": f"{found['parameters']:,}" + (" (adapter)" if found["adapter"] else ""),
         "files": ", ".join(found["files"]),
     }
-    for name, value in facts.items():
-        if name != "adapter":
-            grid.add_row(name.replace("_", " "), Text(printable(str(value))))
-    return grid
+    return facts_table({name.replace("_", " "): str(value) for name, value in facts.items() if name != "adapter"})
 
 
 def evaluations_in(place: Path) -> dict[str, dict[str, Any]]:
     """Return the summaries of the finished evaluations under a folder of `evals`, by policy and what was evaluated."""
-    from nanoskyrl.stages.looking.eval_report import summary_of
-
     depth = "*/*" if place.name == EVALUATIONS else "*"
     outputs = [output for output in sorted(place.glob(depth)) if readable(output)]
     names = (f"{evaluated_of(output)} {output.name}" for output in outputs)

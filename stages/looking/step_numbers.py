@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics
+from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics, seconds_of_stages
 from nanoskyrl.stages.core.pipeline import STAGES
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.looking.timings import stages_in
@@ -75,8 +75,9 @@ def step_numbers(run: Run) -> tuple[list[int], Steps]:
     numbers["cut"] = [_cut(line) for line in rollouts]
     numbers["failed"] = [_ratio(line, "rollout/failed_calls", "rollout/tool_calls") for line in rollouts]
     numbers["clipped"] = [_clipped(by_stage["train"].get(step, {})) for step in steps]
+    of_stages = [lines for stage, lines in by_stage.items() if stage != "loop"]
     numbers["seconds"] = [
-        seconds if seconds is not None else _by_hand(by_stage, step)
+        seconds if seconds is not None else seconds_of_stages(of_stages, step)
         for seconds, step in zip(numbers["seconds"], steps, strict=True)
     ]
     scores = [by_stage["score"].get(step, {}) for step in steps]
@@ -99,12 +100,6 @@ def _clipped(line: Mapping[str, Any]) -> float | None:
     """Return the share of tokens that an algorithm clips, gates or holds, whichever it does."""
     found = (number_in(line, f"policy/{name}") for name in CLIPS)
     return next((share for share in found if share is not None), None)
-
-
-def _by_hand(by_stage: Mapping[str, Mapping[int, Mapping[str, Any]]], step: int) -> float | None:
-    """Return the seconds of a step's stages, for a step that no loop timed."""
-    found = [number_in(lines.get(step, {}), "timing/total") for stage, lines in by_stage.items() if stage != "loop"]
-    return sum(value for value in found if value is not None) or None
 
 
 def outliers(name: str, values: Sequence[float | None]) -> list[bool]:

@@ -8,6 +8,7 @@ from rich.table import Table
 from nanoskyrl.stages.core.metrics import number_in, read_metrics
 from nanoskyrl.stages.core.pipeline import RESERVED, STAGES
 from nanoskyrl.stages.core.runs import Run
+from nanoskyrl.stages.looking.console import plain_table
 
 
 def stages_in(lines: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -19,10 +20,7 @@ def timing_table(run: Run) -> Table:
     """Return where a run's time went: generating, training, and everything else by name."""
     seconds = time_spent(run)
     total = sum(seconds.values())
-    grid = Table(box=None, pad_edge=False)
-    grid.add_column("what")
-    grid.add_column("seconds", justify="right")
-    grid.add_column("share", justify="right")
+    grid = plain_table(("what", "seconds", "share"), left=("what",))
     for name, value in seconds.items():
         grid.add_row(name, f"{value:.1f}", f"{value / total:.1%}" if total else "")
     other = total - seconds["generating"] - seconds["training"]

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pyarrow as pa
 
+from nanoskyrl.stages.core.metrics import finite
 from nanoskyrl.stages.core.rows import row_arrays
 from nanoskyrl.stages.core.runs import Run, step_of
 
@@ -72,7 +73,7 @@ def token_facts(row: pa.Table, tokenizer: Any = None) -> list[TokenFacts]:
     texts = token_texts(tokenizer, [int(value) for value in ids])
     found = []
     for index, number in enumerate(ids):
-        numbers = {name: None if values is None else finite(values[index]) for name, values in lists.items()}
+        numbers = {name: None if values is None else finite(float(values[index])) for name, values in lists.items()}
         old, logprob = numbers["old_logprob"], numbers["logprob"]
         sampled = masks is not None and bool(masks[index])
         # Where nothing is sampled, stages write 0 for want of a number.
@@ -86,11 +87,6 @@ def token_facts(row: pa.Table, tokenizer: Any = None) -> list[TokenFacts]:
 
 def _list(row: pa.Table, column: str) -> np.ndarray | None:
     return row_arrays(row.column(column))[0] if column in row.column_names else None
-
-
-def finite(value: Any) -> float | None:
-    """Return a number; None for what is none."""
-    return float(value) if math.isfinite(value) else None
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
@@ -116,20 +112,24 @@ def tokenizer_for(place: Path) -> Any:
         if policies.is_dir():
             found = (Run(folder).policy(version) / TOKENIZER for version in Run(folder).policies())
             file = next((file for file in found if file.is_file()), None)
-            return None if file is None else _read_tokenizer(file)
+            return None if file is None else read_tokenizer(file)
         if step_of(folder) is None and folder != place and (folder / "run.toml").is_file():
             return None
     return None
 
 
 @lru_cache(maxsize=4)
-def _read_tokenizer(file: Path) -> Any:
+def read_tokenizer(file: Path) -> Any:
+    """Return the tokenizer of a file, which neither pads nor cuts; None where the file is none, or none is there."""
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_str(file.read_text(encoding="utf-8"))
+        found = Tokenizer.from_str(file.read_text(encoding="utf-8"))
     except Exception:  # tokenizers raises Exception itself; ids are shown without texts
         return None
+    found.no_padding()
+    found.no_truncation()
+    return found
 
 
 def shade(value: float | None, color: ColorBy, largest: float) -> float:

@@ -12,6 +12,7 @@ from nanoskyrl.envs.graders.kinds import NO_ANSWER
 from nanoskyrl.envs.tool_formats.own import calls_in_words
 from nanoskyrl.stages.core.safe_text import printable
 from nanoskyrl.stages.core.trajectory import ToolCall, Trajectory
+from nanoskyrl.stages.looking.console import facts_table, plain_table
 from nanoskyrl.stages.looking.curve import number
 from nanoskyrl.stages.looking.tokens import ColorBy, TokenFacts, shade
 
@@ -57,10 +58,7 @@ def _facts(t: Trajectory, advantage: str | None) -> Table:
         **({} if advantage is None else {"advantage": advantage}),
         "metadata": json.dumps(t.metadata, ensure_ascii=False),
     }
-    grid = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in facts.items():
-        grid.add_row(name, Text(printable(value)))
-    return grid
+    return facts_table(facts)
 
 
 def reward_of(t: Trajectory) -> str:
@@ -125,9 +123,7 @@ def token_table(tokens: Sequence[TokenFacts]) -> Table:
     """Return the tokens as a table, a line each, with the columns that hold anything."""
     names = ("logprob", "advantage", "ratio", "old_logprob", "ref_logprob", "value", "return_")
     used = [name for name in names if any(getattr(token, name) is not None for token in tokens)]
-    grid = Table(box=None, pad_edge=False)
-    for name in ("token", "id", "mask"):
-        grid.add_column(name, justify="right")
+    grid = plain_table(("token", "id", "mask"))
     grid.add_column("text", no_wrap=True, max_width=24)
     for name in used:
         grid.add_column(name.removesuffix("_").replace("_", " "), justify="right", no_wrap=True)

@@ -195,15 +195,16 @@ class ChatTemplate:
     @cached_property
     def _called(self) -> dict[CallShape, str]:
         """What the template writes behind the user's words when a tool is called, by the shape that it takes."""
-        found = {}
         message = calling("probe_tool", args=PROBE_CALL.args)
-        for shape in SHAPES:
-            try:
-                text = self.render(self._in_parts([user(), _shaped(message, shape)]), [PROBE_TOOL])
-            except InputError:
-                continue
-            found[shape] = text.rpartition(USER)[2]
-        return found
+        texts = {shape: self._behind_user(_shaped(message, shape)) for shape in SHAPES}
+        return {shape: text for shape, text in texts.items() if text is not None}
+
+    def _behind_user(self, message: Message) -> str | None:
+        """Return what the template writes of a message behind the user's words; None: it refuses it."""
+        try:
+            return self.render(self._in_parts([user(), message]), [PROBE_TOOL]).rpartition(USER)[2]
+        except InputError:
+            return None
 
     @cached_property
     def shows_tools(self) -> bool:
@@ -216,11 +217,8 @@ class ChatTemplate:
         if self.shape is None:
             return False
         message = calling("probe_tool", "probe_tool", args=PROBE_CALL.args)
-        try:
-            text = self.render(self._in_parts([user(), _shaped(message, self.shape)]), [PROBE_TOOL])
-        except InputError:
-            return False
-        return _calls(self.form, text.rpartition(USER)[2]) == [PROBE_CALL, PROBE_CALL]
+        text = self._behind_user(_shaped(message, self.shape))
+        return text is not None and _calls(self.form, text) == [PROBE_CALL, PROBE_CALL]
 
     @cached_property
     def _words_beside_calls(self) -> bool:

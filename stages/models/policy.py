@@ -106,7 +106,7 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, or two where it only announces the next; libraries write pages."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     return " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])

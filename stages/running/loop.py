@@ -244,7 +244,7 @@ def _tidy(session: Session, first: int, keep_states: int) -> None:
         lines = read_metrics(run.metrics, tail_bytes=TAIL)
         looped = any(line.get("stage") == "startup" for line in lines)
         if looped and last not in latest(lines, "loop"):
-            seconds = seconds_of_stages(lines, last, session.stages)
+            seconds = seconds_of_stages((latest(lines, stage) for stage in session.stages), last)
             MetricsLog(run.metrics, last).write("loop", {"timing/total": seconds})
 
 

@@ -24,12 +24,11 @@ def check_settings(session: Preparation, step: int) -> None:
     """
     from nanoskyrl.stages.advantage import needs_models
     from nanoskyrl.stages.rollout import environment_and_tasks
-    from nanoskyrl.stages.score import scorer_of
+    from nanoskyrl.stages.score import scoring
 
     session.places.check_first_policy()
     environment, _ = environment_and_tasks(session.rollout_config(step=step), session.settings)
-    score, judge = (stage_config(session.settings, name) for name in ("score", "judge"))
-    scorer_of(score, environment, judge)
+    scoring(stage_config(session.settings, "score"), environment, session.settings)
     needs_models(session.advantage_config())
 
 

@@ -29,14 +29,6 @@ LOOK_SECONDS = 0.2
 NOTHING, STOP = -1, -2
 
 
-def next_to_train(run: Run) -> int:
-    """Return the first step without a finished train."""
-    step = 0
-    while is_finished(run.stage(step, "train")):
-        step += 1
-    return step
-
-
 def follow(
     session: Session,
     *,
@@ -71,7 +63,7 @@ def follow(
         # Not before it is known that no other trainer is at work: a run remembers nothing of one that was refused.
         if world.is_main and LOOP_PID not in os.environ:
             remember(run, session.named, session.given)
-        step = world.broadcast(next_to_train(run))
+        step = world.broadcast(run.next_step("train"))
         if world.is_main and step:
             session.prune(step - 1, keep_states)  # one that was killed may not have come to it
         while (steps is None or step < steps) and (found := world.broadcast(_look(run, step, waits_for, stop))) != STOP:

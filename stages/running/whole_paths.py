@@ -39,7 +39,7 @@ def missing_paths(settings: Mapping[str, Mapping[str, Any]], text: str) -> Itera
     """Yield the settings, as `table.key` and path, whose path is not there and is named in a text."""
     for table, keys in settings.items():
         for inner, key, _ in _paths_in({table: dict(keys)}):
-            for value in _texts(inner[key]):
+            for value in texts_in(inner[key]):
                 for word in value.split(" "):
                     if word.startswith("/") and word in text and not Path(word).exists():
                         yield f"{table}.{key}", word
@@ -47,7 +47,7 @@ def missing_paths(settings: Mapping[str, Mapping[str, Any]], text: str) -> Itera
 
 def module_folders(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the folders that hold the modules which settings name, but for those of Python and of this package."""
-    named = {match[1] for text in _texts(settings) if (match := MODULE_ATTRIBUTE.fullmatch(text))}
+    named = {match[1] for text in texts_in(settings) if (match := MODULE_ATTRIBUTE.fullmatch(text))}
     named |= {str(keys[key]).replace("-", "_") for keys, key, kind in _paths_in(settings) if kind == "module"}
     return sorted({str(folder) for name in named if (folder := _folder_of(name.partition(".")[0])) is not None})
 
@@ -61,14 +61,14 @@ def _paths_in(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[Any, 
                 yield keys, key, kind
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     """Yield every text in a value, names of keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        yield from (text for pair in value.items() for part in pair for text in _texts(part))
+        yield from (text for pair in value.items() for part in pair for text in texts_in(part))
     elif isinstance(value, Sequence):
-        yield from (text for part in value for text in _texts(part))
+        yield from (text for part in value for text in texts_in(part))
 
 
 def _whole(value: Any, kind: str, folders: Sequence[Path]) -> Any:

@@ -580,7 +580,8 @@ def test_the_command_of_the_cpu_build_still_does_not_start():
 def test_a_server_that_we_did_not_start_is_used_by_its_address(adapter, tmp_path, monkeypatch):
     import secrets
 
-    from nanoskyrl.stages.engines.vllm.process import MODULE, free_port, server_environment
+    from nanoskyrl.stages.core.children import free_port
+    from nanoskyrl.stages.engines.vllm.process import MODULE, server_environment
 
     port, key = free_port(), secrets.token_hex(8)
     command = [

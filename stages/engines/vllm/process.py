@@ -15,7 +15,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nanoskyrl.stages.core.children import drop_directory, ending_with_us, kept_directory
+from nanoskyrl.stages.core.children import drop_directory, ending_with_us, free_port, kept_directory
 from nanoskyrl.stages.core.errors import EngineError, told_as
 from nanoskyrl.stages.core.gpus import visible
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
@@ -198,13 +197,6 @@ def server_environment(gpus: Sequence[int], key: str, scratch: Path) -> dict[str
     # Threads that wait actively starve each other on shared cores; vLLM would leave one core to itself.
     cpu = {"OMP_WAIT_POLICY": "PASSIVE", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "SKYRL_VLLM_CPU": "1"}
     return {**found, **cpu, "CUDA_VISIBLE_DEVICES": ""}
-
-
-def free_port() -> int:
-    """Return a port of loopback that nothing listens on now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 @dataclass(slots=True)

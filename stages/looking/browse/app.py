@@ -3,7 +3,7 @@
 `skyrl browse`. What is shown is what `show` prints; nothing of the run is changed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -15,16 +15,14 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.widgets import DataTable, Footer, Header, Input, Static
 
 from nanoskyrl.stages.core.errors import NanoskyrlError
-from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.safe_text import one_line, printable
-from nanoskyrl.stages.looking.find_rows import RowSource, of_step, select, whole_rows
-from nanoskyrl.stages.looking.preview import advantage_of
+from nanoskyrl.stages.looking.find_rows import RowSource, of_step, select
 from nanoskyrl.stages.looking.reading import remarks
+from nanoskyrl.stages.looking.show_rows import whole_trajectory
 from nanoskyrl.stages.looking.show_run import TONES
 from nanoskyrl.stages.looking.step_numbers import outliers, step_numbers
-from nanoskyrl.stages.looking.tokens import COLORS, token_facts, tokenizer_for
-from nanoskyrl.stages.looking.trajectory_view import token_table, trajectory_blocks
+from nanoskyrl.stages.looking.tokens import COLORS
 
 STEP_NUMBERS = ("success", "signal", "kl")
 """Of a step, beside its number."""
@@ -135,21 +133,12 @@ class Browser(App[None]):
     def show_one(self) -> None:
         """Show the trajectory at the cursor."""
         at = self.query_one("#rows", DataTable).cursor_row
-        blocks: Sequence[RenderableType] = [Text("no trajectory", style="dim")]
+        blocks: Iterable[RenderableType] = [Text("no trajectory", style="dim")]
         if 0 <= at < self.found.num_rows:
-            blocks = self._blocks(self.found.slice(at, 1))
+            color = None if self.color < 0 else COLORS[self.color]
+            blocks = whole_trajectory(self.sources, self.found.slice(at, 1), color=color, as_tokens=self.as_tokens)
         self.query_one("#one", Static).update(Group(*blocks))
         self.query_one("#scroll", VerticalScroll).scroll_home(animate=False)
-
-    def _blocks(self, place: pa.Table) -> list[RenderableType]:
-        row = whole_rows(self.sources, place)
-        tokens = token_facts(row, tokenizer_for(self.shown_run.root / "policies"))
-        if self.as_tokens:
-            return [token_table(tokens)] if tokens else [Text("no tokens", style="dim")]
-        (t,) = from_table(row)
-        advantage = advantage_of(row, 0) if "kept" in row.column_names else None
-        color = None if self.color < 0 else COLORS[self.color]
-        return list(trajectory_blocks(t, advantage=advantage, tokens=tokens, color=color))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Take a condition, or look for a text in the responses."""

@@ -67,9 +67,8 @@ class Findings:
 
     def lines(self) -> Iterator[str]:
         """Yield the findings as text."""
-        yield from (f"broken: {line}" for line in self.broken)
-        yield from (f"unfinished: {line}" for line in self.unfinished)
-        yield from (f"note: {line}" for line in self.notes)
+        for what, lines in (("broken", self.broken), ("unfinished", self.unfinished), ("note", self.notes)):
+            yield from (f"{what}: {line}" for line in lines)
         if self.other_code:
             more = f", and {len(self.other_code) - 1} more outputs" * (len(self.other_code) > 1)
             yield f"note: made by other code: {self.other_code[0]}{more}"

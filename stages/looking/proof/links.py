@@ -19,9 +19,8 @@ from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.learning.advantage_config import sampling_of
 from nanoskyrl.stages.looking.ledger import COLUMNS, check_ledger, keys_of
-from nanoskyrl.stages.looking.proof.evaluations import check_numbers_of
 from nanoskyrl.stages.looking.proof.findings import Findings
-from nanoskyrl.stages.looking.proof.outputs import check_output, read_rows
+from nanoskyrl.stages.looking.proof.outputs import check_numbers_of, check_output, read_rows
 from nanoskyrl.stages.models.policy import (
     POLICY_JSON,
     PolicyInfo,

@@ -3,15 +3,14 @@
 It is found without importing any of it, so that somebody can be asked before it runs.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from nanoskyrl.stages.core.checked import path_kinds
 from nanoskyrl.stages.core.code import source_of
 from nanoskyrl.stages.core.config import CONFIGS, Settings, load_attribute
 from nanoskyrl.stages.core.manifest import Manifest
 from nanoskyrl.stages.core.registry import BUILTIN, entry_points
-from nanoskyrl.stages.running.whole_paths import MODULE_ATTRIBUTE
+from nanoskyrl.stages.running.whole_paths import MODULE_ATTRIBUTE, texts_in
 
 
 def named_code(manifests: Iterable[Manifest], kept: Settings) -> list[str]:
@@ -19,7 +18,7 @@ def named_code(manifests: Iterable[Manifest], kept: Settings) -> list[str]:
     offered = {name: target for kind in BUILTIN for name, target in entry_points(kind).items()}
     found: dict[str, None] = {}
     for settings in (kept, *(manifest.settings for manifest in manifests)):
-        for text in _texts(settings):
+        for text in texts_in(settings):
             target = offered.get(text, text)
             if MODULE_ATTRIBUTE.fullmatch(target) and not target.startswith("nanoskyrl."):
                 found[_with_file(target)] = None
@@ -45,13 +44,3 @@ def _kinds(table: str) -> dict[str, str]:
             config = getattr(load_attribute(plugins[table], what=kind), "Config", None)
             return path_kinds(config) if config is not None else {}
     return {}
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in settings, names of tables and keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from (text for pair in value.items() for part in pair for text in _texts(part))
-    elif isinstance(value, list | tuple):
-        yield from (text for part in value for text in _texts(part))

@@ -1,11 +1,13 @@
-"""One output against its own manifest: every file, every row that a number counts, and the manifest itself."""
+"""One output against its own manifest: every file, every row that a number counts, an evaluation's numbers, itself."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
 
+from nanoskyrl.eval.metrics import summarize
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import (
     MANIFEST,
@@ -15,6 +17,7 @@ from nanoskyrl.stages.core.manifest import (
     STARTED,
     SUMMARY,
     Manifest,
+    first_difference,
     is_finished,
     located,
     read_manifest,
@@ -27,6 +30,7 @@ from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.engines.rollout_parts import failed
 from nanoskyrl.stages.eval import short
 from nanoskyrl.stages.learning.advantage_columns import dropped_by_reason
+from nanoskyrl.stages.looking.eval_report import summary_of
 from nanoskyrl.stages.looking.proof.findings import Findings
 from nanoskyrl.stages.score import unjudged
 
@@ -110,3 +114,25 @@ def read_rows(folder: Path, manifest: Manifest, findings: Findings) -> pa.Table 
     for name, (found, said) in facts.items():
         findings.expect("counts", found == said, f"{folder}: its rows give `{name}` {found}, its manifest {said}")
     return table
+
+
+def check_numbers_of(folder: Path, manifest: Manifest, table: pa.Table, findings: Findings) -> None:
+    """Compute the numbers of an evaluation again from its rows; a benchmark's own metrics stay recorded."""
+    try:
+        said = summary_of(folder)
+        asked = manifest.settings["eval"]
+        found, _ = summarize([table], asked["n_samples"], ks=asked["pass_k"], prices=asked.get("prices"))
+    except (InputError, KeyError, TypeError, ValueError) as error:
+        findings.broken.append(f"{folder}: its numbers cannot be read: {error}")
+        return
+    # As JSON holds them.
+    again = json.loads(json.dumps(found))
+    difference = first_difference(again, {name: said.get(name) for name in again})
+    otherwise = "" if difference is None else f"{difference[0]} is {difference[2]}, and its rows give {difference[1]}"
+    findings.expect("evaluations", difference is None, f"{folder}: {otherwise}")
+    tasks = sorted(set(table.column("task_id").to_pylist()))
+    known = sorted(said.get("task_ids", tasks)) == tasks
+    findings.expect("evaluations", known, f"{folder}: its numbers name other tasks than its rows are of")
+    own = sorted(set(said) - set(again) - {"task_ids", "held_out"})
+    if own:
+        findings.recorded.append(f"{folder}: {', '.join(own)}, which the benchmark computed")

@@ -10,7 +10,7 @@ import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +49,6 @@ class Rerun:
     begins: Callable[[int, str], None] = lambda step, stage: None
 
 
-@dataclass(slots=True)
-class _Alive:
-    """Engines and learners, by their settings: the next step has the same."""
-
-    engines: dict[str, Any] = field(default_factory=dict)
-    learners: dict[str, Any] = field(default_factory=dict)
-
-
 def make_again(chain: RunChain, rerun: Rerun, kept: Settings, steps: Iterable[int] | None = None) -> None:
     """Make outputs of a run again, and add to its findings what is equal and what is not.
 
@@ -93,7 +85,9 @@ class _Work:
     """The outputs that are made again."""
 
     def __init__(self, chain: RunChain, kept: Settings, scratch: Run) -> None:
-        self.chain, self.kept, self.scratch, self.alive = chain, kept, scratch, _Alive()
+        self.chain, self.kept, self.scratch = chain, kept, scratch
+        self.engines, self.learners = dict[str, Any](), dict[str, Any]()
+        """By their settings: the next step has the same."""
         self.stages = pipeline(stage_config(kept, "run").stages if "run" in kept else RunConfig().stages)
         self.equal: dict[str, list[int]] = defaultdict(list)
         self.began: dict[int, str] = {}
@@ -168,10 +162,10 @@ class _Work:
         _refuse_judge(settings, config.dynamic_sampling)
         engine_config = plugin_config(settings, "engine", config.engine)
         key = f"{config.engine} {json.dumps(to_plain(engine_config))}"
-        if key not in self.alive.engines:
-            self.alive.engines[key] = make_engine(config.engine, engine_config)
+        if key not in self.engines:
+            self.engines[key] = make_engine(config.engine, engine_config)
         policy = None if manifest.policy is None else self._policy(manifest.policy)
-        return rollout(policy, output, config, settings=settings, engine=self.alive.engines[key])
+        return rollout(policy, output, config, settings=settings, engine=self.engines[key])
 
     def _score(self, step: int, manifest: Manifest, output: Path, settings: Settings) -> Manifest:
         from nanoskyrl.stages.score import score
@@ -235,9 +229,9 @@ class _Work:
         from nanoskyrl.stages.learning.recipe import recipe_of
 
         key = json.dumps({table: settings[table] for table in sorted(settings)}, default=str)
-        if key not in self.alive.learners:
-            self.alive.learners = {key: recipe_of(stage_config(settings, "train"), settings).learner()}
-        return self.alive.learners[key]
+        if key not in self.learners:
+            self.learners = {key: recipe_of(stage_config(settings, "train"), settings).learner()}
+        return self.learners[key]
 
 
 def _refuse_judge(settings: Settings, judges: bool | None) -> None:

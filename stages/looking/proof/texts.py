@@ -5,12 +5,12 @@ shows what encoding it again would have cost. The tokenizer is read by its file:
 """
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from nanoskyrl.stages.core.rows import clean_text
 from nanoskyrl.stages.looking.proof.findings import Findings
+from nanoskyrl.stages.looking.tokens import TOKENIZER, read_tokenizer
 
 PAIRS = (("prompt", "prompt_ids"), ("response", "response_ids"))
 
@@ -21,11 +21,10 @@ class Texts:
     def __init__(self) -> None:
         """Count nothing yet."""
         self.rows = self.unread = self.decoded_otherwise = self.encoded_otherwise = 0
-        self._tokenizer: tuple[str, Any] | None = None
 
     def look(self, table: pa.Table, policy: Path) -> None:
         """Compare the texts of a table with its tokens, by the tokenizer of the policy that sampled them."""
-        tokenizer = self._tokenizer_of(policy)
+        tokenizer = read_tokenizer(policy / TOKENIZER)
         for text_name, ids_name in PAIRS:
             pairs = zip(table.column(text_name).to_pylist(), table.column(ids_name).to_pylist(), strict=True)
             known = [(text, ids) for text, ids in pairs if text is not None and ids is not None]
@@ -37,20 +36,6 @@ class Texts:
             self.rows += len(known)
             self.decoded_otherwise += sum(clean_text(d) != text for d, (text, _) in zip(decoded, known, strict=True))
             self.encoded_otherwise += sum(e.ids != ids for e, (_, ids) in zip(encoded, known, strict=True))
-
-    def _tokenizer_of(self, policy: Path) -> Any:
-        from tokenizers import Tokenizer
-
-        file = policy / "tokenizer.json"
-        if self._tokenizer is None or self._tokenizer[0] != str(file):
-            try:
-                found = Tokenizer.from_file(str(file))
-                found.no_padding()
-                found.no_truncation()
-            except Exception:  # the library's own, and none that names it: a policy without the file is none the worse
-                found = None
-            self._tokenizer = str(file), found
-        return self._tokenizer[1]
 
     def note(self, findings: Findings) -> None:
         """Tell what was found."""

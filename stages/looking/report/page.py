@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.safe_text import printable
 from nanoskyrl.stages.core.storage import write_whole
 from nanoskyrl.stages.looking.error_patterns import PATTERNS
 from nanoskyrl.stages.looking.report import charts, runs
-from nanoskyrl.stages.looking.report.charts import Series
 from nanoskyrl.stages.looking.report.runs import ReportedRun
 from nanoskyrl.stages.looking.report.sample import BYTES, sampled
 from nanoskyrl.stages.looking.step_numbers import BY_NAME
@@ -174,24 +174,22 @@ def _timing(sides: Sequence[_Side]) -> Iterable[dict[str, Any]]:
         svg = charts.stacked(one.steps, runs.seconds_by_part(one), "seconds")
         if svg:
             yield {"title": f"Seconds of each step, {printable(one.name)}", "svg": svg, "legend": True}
-    found: dict[str, list[Series]] = {}
-    for side in sides:
-        for name, series in runs.machine_curves(side.runs[0], side.color, side.label).items():
-            found.setdefault(name, []).append(series)
-    for name, several in found.items():
+    measured = (runs.machine_curves(side.runs[0], side.color, side.label) for side in sides)
+    for name, several in grouped(curve for of_side in measured for curve in of_side.items()).items():
         yield {"title": name[0].upper() + name[1:], "svg": charts.curves(several), "legend": False}
 
 
 def _evaluations(sides: Sequence[_Side]) -> Iterable[dict[str, Any]]:
-    found: dict[str, list[tuple[Series, str, Any]]] = {}
-    for side in sides:
-        for one in side.runs:
-            for name, numbers in runs.evaluations(one).items():
-                series = runs.interval_series(printable(one.name), side.color, numbers)
-                found.setdefault(name, []).append((series, printable(one.name), numbers))
+    found = grouped(
+        (name, (printable(one.name), side.color, numbers))
+        for side in sides
+        for one in side.runs
+        for name, numbers in runs.evaluations(one).items()
+    )
     for name, several in found.items():
-        svg = charts.curves([series for series, _, _ in several], share=True, intervals=True, x="policy")
-        rows = [{"run": run, **one} for _, run, numbers in several for one in numbers]
+        series = [runs.interval_series(*of_run) for of_run in several]
+        svg = charts.curves(series, share=True, intervals=True, x="policy")
+        rows = [{"run": run, **one} for run, _, numbers in several for one in numbers]
         yield {"title": printable(name), "svg": svg, "rows": rows}
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import Manifest
-from nanoskyrl.stages.core.metrics import latest, number_in, read_metrics
+from nanoskyrl.stages.core.metrics import grouped, latest, number_in, read_metrics
 from nanoskyrl.stages.core.pipeline import STAGES
 from nanoskyrl.stages.core.runs import Run, version_of
 from nanoskyrl.stages.looking.environment_report import EnvironmentReport, environment_reports
+from nanoskyrl.stages.looking.eval_report import summary_of
 from nanoskyrl.stages.looking.find_rows import RowSource, of_step
 from nanoskyrl.stages.looking.reading import Remark, remarks
 from nanoskyrl.stages.looking.report.charts import Series
@@ -70,11 +71,8 @@ def read_run(run: Run) -> ReportedRun:
 
 def together(runs: Sequence[ReportedRun], name: str, color: int, label: str) -> Series:
     """Return a number of several runs as one curve: their mean at each step, and their range as a band."""
-    found: dict[int, list[float]] = {}
-    for one in runs:
-        for step, value in zip(one.steps, one.numbers.get(name, []), strict=False):
-            if value is not None:
-                found.setdefault(step, []).append(value)
+    pairs = (pair for one in runs for pair in zip(one.steps, one.numbers.get(name, []), strict=False))
+    found = grouped((step, value) for step, value in pairs if value is not None)
     steps = sorted(found)
     means = [sum(found[step]) / len(found[step]) for step in steps]
     if len(runs) == 1:
@@ -112,8 +110,6 @@ def machine_curves(one: ReportedRun, color: int, label: str) -> dict[str, Series
 
 def evaluations(one: ReportedRun) -> dict[str, list[dict[str, Any]]]:
     """Return the summaries of finished evaluations of the run's own policies by what was evaluated, with `version`."""
-    from nanoskyrl.stages.looking.eval_report import summary_of
-
     found: dict[str, list[dict[str, Any]]] = {}
     for place in one.run.evaluations():
         version = version_of(one.run.root / "policies" / place.parent.name)
@@ -177,9 +173,8 @@ def manifests(one: ReportedRun) -> Iterator[tuple[int, str, Manifest]]:
 
 def lineage(one: ReportedRun) -> list[dict[str, Any]]:
     """Return the stages of each step: their digests, rows, and whether the input they record is what lies there."""
-    found: dict[int, dict[str, Manifest]] = {}
-    for step, stage, manifest in manifests(one):
-        found.setdefault(step, {})[stage] = manifest
+    by_step = grouped((step, (stage, manifest)) for step, stage, manifest in manifests(one))
+    found = {step: dict(made) for step, made in by_step.items()}
     return [{"step": step, "nodes": [_node(made, name) for name in _in_order(made)]} for step, made in found.items()]
 
 

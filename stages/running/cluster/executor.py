@@ -21,6 +21,7 @@ from nanoskyrl.stages.core.errors import EngineError, Notice, SettingsError
 from nanoskyrl.stages.core.executor import Job
 from nanoskyrl.stages.core.output import Output
 from nanoskyrl.stages.engines.base import Engine, face_of
+from nanoskyrl.stages.models.policy import first_line
 from nanoskyrl.stages.running.cluster.config import RayConfig, shape_of
 from nanoskyrl.stages.running.cluster.workers import EnvWorker, RolloutWorker, Surroundings, cause_of, remote_engine
 from nanoskyrl.stages.running.whole_paths import module_folders
@@ -248,11 +249,11 @@ class RayExecutor:
             what, most = (f"part {index}", 1) if index != NO_PART else ("the job", self.shape.teams)
             if losses[index] > self.config.losses * most:
                 raise EngineError(
-                    f"{what} lost its worker {losses[index]} times: {_first_line(error)}",
+                    f"{what} lost its worker {losses[index]} times: {first_line(error)}",
                     hint="See what Ray says of it above; finished parts are kept, and the same command resumes",
                 ) from error
         warnings.warn(
-            Notice(f"a worker was lost, and {len(lost)} parts are made again elsewhere: {_first_line(error)}"),
+            Notice(f"a worker was lost, and {len(lost)} parts are made again elsewhere: {first_line(error)}"),
             stacklevel=3,
         )
 
@@ -293,7 +294,3 @@ def _is_loss(error: BaseException) -> bool:
     from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, RayActorError, WorkerCrashedError
 
     return isinstance(error, RayActorError | ObjectLostError | OutOfMemoryError | NodeDiedError | WorkerCrashedError)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0]
