@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl_cli.options import JsonOption, print_made, say
+from nanoskyrl_cli.options import JsonOption, say, say_made
 
 
 def export(
@@ -46,7 +46,5 @@ def export(
     config = build(ExportConfig, {"merge": merge, "dtype": dtype}, "export")
     run, version = policy_named(policy)
     place = stage(run, version, as_path(to), config)
-    if as_json:
-        print_made(place, {"policy": version})
-    say(f"Policy {version} of {run.root} is in {place}.")
+    say_made(f"Policy {version} of {run.root} is in {place}.", place, as_json, {"policy": version})
     return 0
