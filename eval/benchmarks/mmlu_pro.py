@@ -8,14 +8,14 @@ place of the words around examples and question, which stand where it says `{que
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
 from nanoskyrl.envs.base import Task
-from nanoskyrl.eval.base import BenchConfig, Scored, user
+from nanoskyrl.eval.base import BenchConfig, user
 from nanoskyrl.eval.benchmarks.choices import LETTERS, official_chain
-from nanoskyrl.eval.benchmarks.mmlu import MultipleChoice, by_group, options_in
+from nanoskyrl.eval.benchmarks.mmlu import MultipleChoice, options_in
 from nanoskyrl.eval.rows import Hub, Row, bench_rows, place_of
 from nanoskyrl.stages.core.checked import FILE
 from nanoskyrl.stages.core.errors import InputError
@@ -44,6 +44,7 @@ class MmluPro(MultipleChoice):
     name = "mmlu_pro"
     hub = Hub(name="TIGER-Lab/MMLU-Pro")
     columns = ("question_id", "question", "options", "answer_index", "category")
+    groups: ClassVar = {"accuracy_by_category": "category"}
 
     @cached_property
     def shots(self) -> dict[str, list[str]]:
@@ -97,10 +98,6 @@ class MmluPro(MultipleChoice):
     def letter(self, text: str, count: int) -> str | None:
         """Return the letter, by our rule or the authors'."""
         return official_chain(text, count) if self.config.official_chain else super().letter(text, count)
-
-    def metrics(self, rows: Sequence[Scored]) -> dict[str, Any]:
-        """Return accuracy by category."""
-        return {"accuracy_by_category": by_group(rows, "category")}
 
 
 def _options(row: Row) -> list[str]:

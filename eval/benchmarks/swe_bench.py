@@ -26,16 +26,6 @@ from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 PREDICTIONS = "predictions.jsonl"
-COLUMNS = (
-    "repo",
-    "instance_id",
-    "base_commit",
-    "patch",
-    "test_patch",
-    "problem_statement",
-    "FAIL_TO_PASS",
-    "PASS_TO_PASS",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +51,10 @@ class SweBenchVerified(Benchmark):
     Config = SweBenchConfig
     name = "swe_bench_verified"
     hub = Hub(name="SWE-bench/SWE-bench_Verified")
-    columns = COLUMNS
+    columns = (
+        "repo", "instance_id", "base_commit", "patch", "test_patch", "problem_statement", "FAIL_TO_PASS",
+        "PASS_TO_PASS",
+    )  # fmt: skip
     metric = "resolved"
     workers = 4
     max_generate_length = 4096
