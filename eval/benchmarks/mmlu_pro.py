@@ -6,7 +6,7 @@ place of the words around examples and question, which stand where it says `{que
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, ClassVar
 
@@ -90,10 +90,7 @@ class MmluPro(MultipleChoice):
         )
         shown = "\n\n".join([*self._worked(category), _asked(row["question"], options)])
         text = self.asked(shown, f"{told}\n\n{shown} Let's think step by step.")
-        return Task(
-            task_id=task.task_id, split=task.split, prompt=task.prompt, ground_truth=task.ground_truth,
-            metadata=task.metadata, messages=user(text),
-        )  # fmt: skip
+        return replace(task, messages=user(text))
 
     def letter(self, text: str, count: int) -> str | None:
         """Return the letter, by our rule or the authors'."""
