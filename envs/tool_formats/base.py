@@ -303,6 +303,15 @@ def thought(text: str) -> Aside:
     return Aside(f"<think>{text}</think>", text)
 
 
+_SPACE = re.compile(r"\s*")
+
+
+def after_space(text: str, start: int) -> int:
+    """Return where a text continues behind the space at a place."""
+    found = _SPACE.match(text, start)
+    return found.end() if found else start
+
+
 def after_broken_call(text: str, start: int, opening: str = TOOL_CALL, closing: str = TOOL_CALL_END) -> int:
     """Return where to continue after a call that cannot be read: its closing mark, or the next opening one."""
     following = text.find(opening, start)
