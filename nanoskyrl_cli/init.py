@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl_cli.options import ForceOption, JsonOption, RunOption, SetOption, say, say_made
+from nanoskyrl_cli.options import ForceOption, JsonOption, RunOption, SetOption, say, say_made, settings_of
 
 
 def init(
@@ -46,7 +46,6 @@ def init(
         say(f"Next: skyrl rollout --env {shlex.quote(f'{file.stem}:{class_of(file)}')} --engine scripted")
         return
     from nanoskyrl.stages.looking.template import write_settings
-    from nanoskyrl_cli.options import settings_of
 
     found, settings = settings_of(run, None, assignments, preset=preset, lasts=True)
     written = write_settings(found, settings, force=force)
