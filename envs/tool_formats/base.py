@@ -76,11 +76,8 @@ def malformed(detail: str) -> ParsedCall:
 
 def own_call(call: ParsedCall) -> str:
     """Return a call in our own tags, a mistake with what is wrong."""
-    if call.error is None:
-        value = {"tool": call.tool, "args": call.args}
-    else:
-        value = {"tool": call.tool, "error": call.error, "detail": call.detail}
-    return f"{TOOL_CALL}{json.dumps(value, ensure_ascii=False)}{TOOL_CALL_END}"
+    said = {"args": call.args} if call.error is None else {"error": call.error, "detail": call.detail}
+    return f"{TOOL_CALL}{json.dumps({'tool': call.tool, **said}, ensure_ascii=False)}{TOOL_CALL_END}"
 
 
 def in_own_tags(pieces: Sequence[Piece]) -> str:
