@@ -1,6 +1,6 @@
 """Several environments in one run: each task is of one of them, which plays and scores it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ class Mixture:
 
     def start(self) -> Episode:
         """Return an episode that is of the environment of the task it is given."""
-        return _Episode(self.environments)
+        return EpisodeOfTask(lambda task: self.environments[str(task.env)].start())
 
     def score(self, trajectory: Trajectory) -> Score:
         """Let the row's own environment judge it."""
@@ -33,20 +33,24 @@ class Mixture:
         return self.environments[str(task.env)].expert(task)
 
 
-class _Episode:
-    """An episode of an environment that is not known before the task is."""
+class EpisodeOfTask:
+    """An episode whose kind is not known before its task is."""
 
-    def __init__(self, environments: Mapping[str, Environment]) -> None:
-        self._environments = environments
+    def __init__(self, choose: Callable[[Task], Episode]) -> None:
+        """Wait for a task, for which an episode is chosen."""
+        self._choose = choose
         self._inner: Episode | None = None
 
     def reset(self, task: Task, seed: int) -> Observation:
-        self._inner = self._environments[str(task.env)].start()
+        """Begin the episode of the task."""
+        self._inner = self._choose(task)
         return self._inner.reset(task, seed)
 
     def step(self, action: str) -> Step:
+        """Let it answer."""
         assert self._inner is not None
         return self._inner.step(action)
 
     def close(self) -> dict[str, Any] | None:
+        """Close it, if it was begun."""
         return None if self._inner is None else self._inner.close()

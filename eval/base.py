@@ -20,6 +20,7 @@ from nanoskyrl.eval.rows import Hub, Row, bench_rows
 from nanoskyrl.stages.core.checked import FILE, Checked
 from nanoskyrl.stages.core.digests import digest_json
 from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.core.storage import read_named
 from nanoskyrl.stages.core.trajectory import Trajectory
 
@@ -69,6 +70,8 @@ class Benchmark:
     """Verdicts that are worth finding at once."""
     secret: ClassVar[bool] = False
     """Whether neither questions nor answers may be written down: rows keep ids, grades and counts."""
+    groups: ClassVar[Mapping[str, str]] = {}
+    """Names of its numbers that are the share of right samples for each value of a metadata key, and that key."""
     stays_local: ClassVar[str | None] = None
     """Why the text of the shards must not leave this machine; None: it may."""
 
@@ -110,7 +113,7 @@ class Benchmark:
 
     def metrics(self, rows: Sequence[Scored]) -> dict[str, Any]:
         """Return the benchmark's own numbers, by name."""
-        return {}
+        return {name: by_group(rows, key) for name, key in self.groups.items()}
 
     def files(self, rows: Iterable[Trajectory]) -> dict[str, bytes]:
         """Return what is to lie beside the shards, by name."""
@@ -248,6 +251,12 @@ class WithTools(Benchmark):
         if not trajectory.turns or tool_calls(trajectory.turns[-1].action):
             return wrong()
         return super().score(trajectory)
+
+
+def by_group(rows: Sequence[Scored], key: str) -> dict[str, float]:
+    """Return the share of right samples for each value of a metadata key, in the order of their names."""
+    groups = grouped((str(row.metadata.get(key)), float(row.success)) for row in rows if row.success is not None)
+    return {name: sum(values) / len(values) for name, values in sorted(groups.items())}
 
 
 def wrong(**parts: float | None) -> Score:

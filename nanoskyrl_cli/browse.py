@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from nanoskyrl.stages.core.storage import as_path
+from nanoskyrl_cli.options import run_at
 
 
 def browse(
@@ -18,9 +18,8 @@ def browse(
     Example: skyrl browse runs/default
     """
     from nanoskyrl.stages.core.errors import InputError, SettingsError, told_as
-    from nanoskyrl.stages.core.runs import Run, default_run
 
-    found = Run(as_path(run or default_run()))
+    found = run_at(run)
     if not found.root.is_dir() or not found.steps():
         raise InputError(f"`{found.root}` is no run, or has no step yet", hint="Name the directory of a run")
     if not sys.stdin.isatty():

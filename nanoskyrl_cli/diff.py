@@ -6,7 +6,7 @@ import typer
 
 from nanoskyrl.stages.core.errors import EXIT_FAILED, EXIT_OK
 from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl_cli.options import JsonOption, emit, print_json
+from nanoskyrl_cli.options import JsonOption, print_data
 
 
 def diff(
@@ -27,9 +27,5 @@ def diff(
     from nanoskyrl.stages.looking.diff import diff as compared, lines
 
     found = compared(as_path(first), as_path(second), tolerance=tolerance)
-    if as_json:
-        print_json(found.to_plain())
-    else:
-        for line in lines(found, limit):
-            emit(line)
+    print_data(found.to_plain(), lines(found, limit), as_json)
     return EXIT_FAILED if found.differences else EXIT_OK

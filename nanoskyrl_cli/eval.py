@@ -16,12 +16,11 @@ from nanoskyrl_cli.options import (
     OutOption,
     RunOption,
     SetOption,
-    emit,
     finish,
     open_session,
     path,
     policy_path,
-    print_json,
+    print_data,
     say,
 )
 from nanoskyrl_cli.progress import working
@@ -133,7 +132,9 @@ def _run(session: Any, names: Sequence[str | None], policy: Any, out: Path | Non
             raise
         of = outcome.manifest.settings["rollout"]["env"]
         summaries[of], outputs[of] = summary_of(outcome.output), str(outcome.output)
-        _say_fewer(session, outcome.output)
+        limit, there = session.settings.get("eval", {}).get("limit"), len(summaries[of]["task_ids"])
+        if limit and there < limit:
+            say(f"`eval.limit` is {limit}, and there are {there} tasks: all of them were taken")
         code = max(code, finish(outcome, session, None, as_json=False))
     _report(summaries, outputs, as_json)
     return code
@@ -143,19 +144,7 @@ def _report(summaries: dict[str, Any], outputs: dict[str, str], as_json: bool) -
     """Print the numbers of what was evaluated."""
     from nanoskyrl.stages.looking.eval_report import table
 
-    if as_json:
-        print_json({"output": outputs, "numbers": summaries})
-    elif summaries:
-        emit(table(summaries))
-
-
-def _say_fewer(session: Any, output: Path) -> None:
-    """Say that there were fewer tasks than were asked for by a number."""
-    from nanoskyrl.stages.looking.eval_report import summary_of
-
-    limit = session.settings.get("eval", {}).get("limit")
-    if limit and (there := len(summary_of(output)["task_ids"])) < limit:
-        say(f"`eval.limit` is {limit}, and there are {there} tasks: all of them were taken")
+    print_data({"output": outputs, "numbers": summaries}, [table(summaries)] if summaries else [], as_json)
 
 
 def _names(bench: str | None, env: str | None, endpoint: str | None) -> list[str]:
@@ -200,8 +189,5 @@ def _compare(places: tuple[str, str], as_json: bool) -> int:
     from nanoskyrl.stages.looking.eval_report import compare, comparison
 
     found = compare(*map(as_path, places))
-    if as_json:
-        print_json(found)
-    else:
-        emit(comparison(found))
+    print_data(found, [comparison(found)], as_json)
     return 0

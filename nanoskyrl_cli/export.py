@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl_cli.options import JsonOption, print_made, say
+from nanoskyrl_cli.options import JsonOption, say, say_made
 
 
 def export(
@@ -29,7 +29,7 @@ def export(
         str | None, typer.Option(help="float32, bfloat16 or float16; default: as it is.", show_default=False)
     ] = None,
     as_json: JsonOption = False,
-) -> int:
+) -> None:
     """Write a policy as a Hugging Face directory with a model card, or trajectories for other programs.
 
     Example: skyrl export runs/default@3 --to mine --merge
@@ -42,11 +42,8 @@ def export(
 
         found = export_rows(as_path(policy), as_path(to), trajectories)  # pyright: ignore[reportArgumentType]
         say(f"{found.rows} of {found.of} rows of {policy} are in {to}.")
-        return 0
+        return
     config = build(ExportConfig, {"merge": merge, "dtype": dtype}, "export")
     run, version = policy_named(policy)
     place = stage(run, version, as_path(to), config)
-    if as_json:
-        print_made(place, {"policy": version})
-    say(f"Policy {version} of {run.root} is in {place}.")
-    return 0
+    say_made(f"Policy {version} of {run.root} is in {place}.", place, as_json, {"policy": version})

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl_cli.options import EnvOption, ForceOption, RunOption, say
+from nanoskyrl_cli.options import EnvOption, ForceOption, RunOption, run_at, say
 
 
 def import_rows(
@@ -19,12 +19,11 @@ def import_rows(
     Example: skyrl import theirs.jsonl --env text_math --run runs/theirs
     """
     from nanoskyrl.stages.core.config import stage_config
-    from nanoskyrl.stages.core.runs import Run, default_run
     from nanoskyrl.stages.engines.task_order import sole_environment
     from nanoskyrl.stages.looking.import_rows import import_rows as imported
     from nanoskyrl.stages.running.run_settings import settings_for
 
-    place = Run(as_path(run or default_run()))
+    place = run_at(run)
     env = env or sole_environment(stage_config(settings_for(place), "rollout").env)
     found = imported(as_path(file), place, env, force=force)
     what = "rollout" if found.score is None else "rollout and score"

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl_cli.options import ForceOption, JsonOption, RunOption, SetOption, print_made, say
+from nanoskyrl_cli.options import ForceOption, JsonOption, RunOption, SetOption, say, say_made, settings_of
 
 
 def init(
@@ -36,25 +36,18 @@ def init(
 
         place = as_path(starter_out) if starter_out else STARTER_DIRECTORY
         build_starter(place, report=say)
-        if as_json:
-            print_made(place)
-        say(f"Made the starter policy at {place}")
+        say_made(f"Made the starter policy at {place}", place, as_json)
         return
     if env is not None:
         from nanoskyrl.stages.looking.scaffold import class_of, write_environment
 
         file, test = write_environment(as_path(env))
-        if as_json:
-            print_made(file)
-        say(f"Wrote {file} and {test}")
+        say_made(f"Wrote {file} and {test}", file, as_json)
         say(f"Next: skyrl rollout --env {shlex.quote(f'{file.stem}:{class_of(file)}')} --engine scripted")
         return
     from nanoskyrl.stages.looking.template import write_settings
-    from nanoskyrl_cli.options import settings_of
 
     found, settings = settings_of(run, None, assignments, preset=preset, lasts=True)
     written = write_settings(found, settings, force=force)
-    if as_json:
-        print_made(written)
-    say(f"Wrote {written}")
+    say_made(f"Wrote {written}", written, as_json)
     say(f"Next: skyrl loop --run {shlex.quote(str(found.root))}")

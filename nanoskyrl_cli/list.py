@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from nanoskyrl_cli.options import JsonOption, emit, print_json
+from nanoskyrl_cli.options import JsonOption, print_data
 
 
 def list_names(
@@ -24,8 +24,4 @@ def list_names(
     from nanoskyrl.stages.looking.catalogue import catalogue
 
     found = catalogue(kind)
-    if as_json:
-        print_json(found)
-        return
-    for name, entries in found.items():
-        emit(f"{name}: {', '.join(entries)}")
+    print_data(found, (f"{name}: {', '.join(entries)}" for name, entries in found.items()), as_json)

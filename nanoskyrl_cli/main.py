@@ -28,6 +28,7 @@ from nanoskyrl.stages.core.errors import (
 )
 from nanoskyrl.stages.core.registry import names
 from nanoskyrl.stages.core.safe_text import printable, struck
+from nanoskyrl.stages.learning import rank_errors
 from nanoskyrl_cli.options import say, stdout_for_data
 
 TRACEBACK = "SKYRL_TRACEBACK"
@@ -307,8 +308,6 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _tell(message: str, hint: str | None, exit_code: int) -> int:
     """Print an error, or leave it to the process that started this one beside others; return its exit code."""
-    from nanoskyrl.stages.learning import rank_errors
-
     if rank_errors.is_watched():
         rank_errors.leave(message, hint, exit_code)
         return exit_code
@@ -333,8 +332,6 @@ def main() -> NoReturn:
     try:
         sys.exit(run())
     except Exception:
-        from nanoskyrl.stages.learning import rank_errors
-
         told = struck(traceback.format_exc())
         if rank_errors.is_watched():
             rank_errors.leave(told, None, EXIT_FAILED, is_bug=True)

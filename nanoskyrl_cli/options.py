@@ -5,8 +5,9 @@ import functools
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from nanoskyrl.stages.core.safe_text import printable
 from nanoskyrl.stages.core.storage import as_path
 
 if TYPE_CHECKING:
+    from nanoskyrl.stages.core.runs import Run
     from nanoskyrl.stages.running.interface import OpenRun
     from nanoskyrl.stages.running.session import Session, StageResult
 
@@ -130,6 +132,13 @@ def path(name: str | None) -> Path | None:
     return None if name is None else as_path(name)
 
 
+def run_at(name: str | None) -> "Run":
+    """Return a run by its directory; the default one where none was given."""
+    from nanoskyrl.stages.core.runs import Run, default_run
+
+    return Run(as_path(name or default_run()))
+
+
 def policy_path(name: str | None) -> Path | None:
     """Return the directory of a policy, or None where none was given.
 
@@ -208,11 +217,10 @@ def settings_of(
     lasts: bool = False,
 ) -> tuple[Any, dict[str, dict[str, Any]]]:
     """Return the run and its merged settings, for what needs no session; arguments as in `open_session`."""
-    from nanoskyrl.stages.core.runs import Run, default_run
     from nanoskyrl.stages.running.run_settings import given_settings, settings_for
 
     given = given_settings(given_to(run, config, assignments, flags, preset=preset))
-    found = Run(as_path(run or default_run()))
+    found = run_at(run)
     return found, settings_for(found, given, told=not lasts)
 
 
@@ -227,10 +235,9 @@ def given_to(
 ) -> dict[str, dict[str, Any]]:
     """Return the settings that came with a command; arguments as in `open_session`."""
     from nanoskyrl.stages.core.config import merge
-    from nanoskyrl.stages.core.runs import Run, default_run
     from nanoskyrl.stages.running.run_settings import kept_settings
 
-    kept = kept_settings(Run(as_path(run or default_run())))  # first: it says where modules are that others may name
+    kept = kept_settings(run_at(run))  # first: it says where modules are that others may name
     given = merge(*(settings for _, settings in sources_of(config, assignments, flags, preset)))
     wanted = {key: value for key, value in (of_env or {}).items() if value is not None}
     return merge(given, {_sole_environment(merge(kept, given), wanted): wanted}) if wanted else given
@@ -288,7 +295,10 @@ def finish(outcome: "StageResult", session: "Session", made: str | None, as_json
     from nanoskyrl.stages.looking.headlines import headline
 
     if as_json:
-        print_outcome(outcome)
+        from nanoskyrl.stages.looking.numbers import numbers_of
+
+        numbers = numbers_of(outcome.manifest, outcome.output)
+        print_json({"output": str(outcome.output), "numbers": numbers, "manifest": asdict(outcome.manifest)})
     say(f"{'Up to date: ' if outcome.up_to_date else ''}{headline(outcome.manifest, outcome.output)}")
     if made and outcome.output.resolve().is_relative_to(session.run.root.resolve()):
         place = "" if str(session.run.root) == DEFAULT_RUN else f" --run {shlex.quote(str(session.run.root))}"
@@ -300,16 +310,6 @@ def finish(outcome: "StageResult", session: "Session", made: str | None, as_json
         place = shlex.quote(str(outcome.output))
         say(f"{short} of {outcome.manifest.rows_out} rows fell short: see `skyrl show {place}`")
     return EXIT_SHORT if short else EXIT_OK
-
-
-def print_outcome(outcome: "StageResult") -> None:
-    """Print where a stage's output lies, the numbers of it, and its manifest."""
-    from dataclasses import asdict
-
-    from nanoskyrl.stages.looking.numbers import numbers_of
-
-    numbers = numbers_of(outcome.manifest, outcome.output)
-    print_json({"output": str(outcome.output), "numbers": numbers, "manifest": asdict(outcome.manifest)})
 
 
 def make(session: "Session", stage: str, as_json: bool, **named: Any) -> int:
@@ -326,16 +326,26 @@ def print_json(value: Any) -> None:
     emit(json.dumps(value, indent=2))
 
 
-def print_made(output: Path, numbers: dict[str, Any] | None = None) -> None:
-    """Print as JSON what a command made that is no stage: where it lies, and numbers of it."""
-    print_json({"output": str(output), "numbers": numbers or {}})
+def print_data(plain: Any, lines: Iterable[str], as_json: bool) -> None:
+    """Print data on stdout: as JSON, or line by line for people."""
+    if as_json:
+        print_json(plain)
+        return
+    for line in lines:
+        emit(line)
+
+
+def say_made(text: str, output: Path, as_json: bool, numbers: dict[str, Any] | None = None) -> None:
+    """Say what a command made that is no stage; or print as JSON, too, where it lies, and numbers of it."""
+    if as_json:
+        print_json({"output": str(output), "numbers": numbers or {}})
+    say(text)
 
 
 def print_numbers(numbers: dict[str, Any], as_json: bool) -> None:
     """Print named numbers, one a line, or as JSON."""
-    if as_json:
-        print_json(numbers)
-        return
-    width = max(map(len, numbers))
-    for name, value in numbers.items():
-        emit(f"{name:<{width}}  {value if isinstance(value, str | int | None) else f'{value:.6g}'}")
+    width = max(map(len, numbers), default=0)
+    texts = {
+        name: str(value) if isinstance(value, str | int | None) else f"{value:.6g}" for name, value in numbers.items()
+    }
+    print_data(numbers, (f"{name:<{width}}  {text}" for name, text in texts.items()), as_json)

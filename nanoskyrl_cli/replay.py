@@ -5,8 +5,7 @@ from typing import Annotated
 import typer
 
 from nanoskyrl.stages.core.errors import EXIT_FAILED, EXIT_OK
-from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl_cli.options import JsonOption, RunOption, emit, print_json
+from nanoskyrl_cli.options import JsonOption, RunOption, print_data, run_at
 
 
 def replay(
@@ -20,13 +19,8 @@ def replay(
 
     Example: skyrl replay 59b6eedf --run runs/default
     """
-    from nanoskyrl.stages.core.runs import Run, default_run
     from nanoskyrl.stages.looking.replay import lines, replay as played, to_plain
 
-    found = played(Run(as_path(run or default_run())), start)
-    if as_json:
-        print_json(to_plain(found))
-    else:
-        for line in lines(found):
-            emit(line)
+    found = played(run_at(run), start)
+    print_data(to_plain(found), lines(found), as_json)
     return EXIT_FAILED if found.differences else EXIT_OK

@@ -1,11 +1,12 @@
 """`skyrl report`."""
 
+import json
 import time
 from typing import Annotated
 
 import typer
 
-from nanoskyrl_cli.options import RunOption, data_stream, path, say
+from nanoskyrl_cli.options import RunOption, data_stream, path, run_at, say
 
 
 def report(
@@ -29,14 +30,10 @@ def report(
 
     Example: skyrl report runs/default --compare runs/other
     """
-    import json
-
-    from nanoskyrl.stages.core.runs import Run, default_run
-    from nanoskyrl.stages.core.storage import as_path
     from nanoskyrl.stages.looking.report.page import NAME, write_report
 
-    main = [Run(as_path(name)) for name in runs or [run or default_run()]]
-    others = [Run(as_path(name)) for name in compare or ()]
+    main = [run_at(name) for name in runs or [run]]
+    others = [run_at(name) for name in compare or ()]
     output = path(out) or main[0].root / NAME
     while True:
         seen = [one.metrics.stat().st_mtime if one.metrics.is_file() else 0.0 for one in (*main, *others)]

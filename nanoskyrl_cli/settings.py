@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl_cli.options import ConfigOption, JsonOption, SetOption, emit, print_json, sources_of
+from nanoskyrl_cli.options import ConfigOption, JsonOption, SetOption, print_data, run_at, sources_of
 
 
 def show_settings(
@@ -24,22 +23,18 @@ def show_settings(
     Example: skyrl settings runs/default --changed
     """
     from nanoskyrl.stages.core.config import merge
-    from nanoskyrl.stages.core.runs import Run, default_run
     from nanoskyrl.stages.learning.lag_defaults import of_lag
     from nanoskyrl.stages.looking.origins import DEFAULT, origins
     from nanoskyrl.stages.looking.template import toml_text
     from nanoskyrl.stages.running.run_settings import given_settings, kept_settings
 
-    found = Run(as_path(run or default_run()))
+    found = run_at(run)
     kept = (found.settings_file.name, kept_settings(found))
     given = [(name, given_settings(tables)) for name, tables in sources_of(config, assignments, None, preset)]
     sources = [kept, *given]
     by_lag = of_lag(merge(*(tables for _, tables in sources)))
     held = [one for one in origins([("lag", by_lag), *sources]) if not changed or one.source != DEFAULT]
-    if as_json:
-        print_json([asdict(one) for one in held])
-        return
     shown = [(one.name, "unset" if one.value is None else toml_text(one.value), one.source) for one in held]
     width, wide = (max((len(line[column]) for line in shown), default=0) for column in (0, 1))
-    for name, value, source in shown:
-        emit(f"{name:<{width}}  {value:<{min(wide, 40)}}  {source}")
+    lines = [f"{name:<{width}}  {value:<{min(wide, 40)}}  {source}" for name, value, source in shown]
+    print_data([asdict(one) for one in held], lines, as_json)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl_cli.options import JsonOption, RunOption, data_stream, print_json
+from nanoskyrl_cli.options import JsonOption, RunOption, data_stream, print_json, run_at
 
 
 def show(
@@ -50,10 +50,9 @@ def show(
 
     Example: skyrl show --where "success == False and failed_calls > 0" --sort -tokens
     """
-    from nanoskyrl.stages.core.runs import default_run
     from nanoskyrl.stages.looking.show import View, show as stage
 
-    root = as_path(run or default_run())
+    root = run_at(run).root
     found = root if place is None else as_path(place)
     if place is not None and "/" not in place and trajectory is None and not found.exists() and root.is_dir():
         found, trajectory = root, place

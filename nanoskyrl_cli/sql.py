@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl_cli.options import JsonOption, RunOption, data_stream, emit, print_json, say
+from nanoskyrl_cli.options import JsonOption, RunOption, data_stream, emit, print_json, run_at, say
 
 
 def sql(
@@ -36,11 +36,10 @@ def sql(
 
     Example: skyrl sql runs/default "select step, avg(reward) from trajectories group by step order by step"
     """
-    from nanoskyrl.stages.core.runs import default_run
     from nanoskyrl.stages.looking import ask
 
     place, query = _meant(words or [], question)
-    where = as_path(place or run or default_run())
+    where = run_at(place or run).root
     if question is not None:
         query = ask.question(question)
     if print_query and query is not None:

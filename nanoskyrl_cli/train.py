@@ -26,6 +26,7 @@ from nanoskyrl_cli.options import (
     path,
     policy_path,
     print_numbers,
+    run_at,
     say,
 )
 
@@ -145,9 +146,8 @@ def _refuse_beside(what: str, others: dict[str, object]) -> None:
 def _check_run(run: str | None) -> None:
     """Refuse to follow what is no run: nothing would ever come."""
     from nanoskyrl.stages.core.manifest import is_finished
-    from nanoskyrl.stages.core.runs import default_run
 
-    place = as_path(run or default_run())
+    place = run_at(run).root
     if not place.is_dir():
         raise InputError(f"there is no run `{place}` to follow", hint="Begin it with `skyrl rollout`, or `skyrl init`")
     if is_finished(place):

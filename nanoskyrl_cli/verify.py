@@ -7,7 +7,7 @@ import typer
 
 from nanoskyrl.stages.core.errors import EXIT_FAILED, EXIT_OK, EXIT_SHORT, SettingsError
 from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl_cli.options import JsonOption, RunOption, path, print_json, say
+from nanoskyrl_cli.options import JsonOption, RunOption, path, print_json, run_at, say
 from nanoskyrl_cli.progress import working
 
 
@@ -29,7 +29,6 @@ def verify(
 
     Example: skyrl verify runs/default --rerun score
     """
-    from nanoskyrl.stages.core.runs import default_run
     from nanoskyrl.stages.looking.verify import verify as check
 
     if not rerun:
@@ -37,7 +36,7 @@ def verify(
             raise SettingsError(
                 f"`{stage or '--yes'}` goes with `--rerun`", hint="Add `--rerun`, which makes outputs again"
             )
-        report = check(path(place) or as_path(run or default_run()))
+        report = check(path(place) or run_at(run).root)
     else:
         from nanoskyrl.stages.looking.proof.rerun import Rerun
 
@@ -50,7 +49,7 @@ def verify(
                 allow=lambda code: _allow(code, yes),
                 begins=lambda step, name: now(f"step {step}: {name}, again"),
             )
-            report = check(path(place) or as_path(run or default_run()), rerun=again)
+            report = check(path(place) or run_at(run).root, rerun=again)
     if as_json:
         print_json(report.to_plain())
     for line in report.lines():

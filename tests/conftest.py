@@ -101,9 +101,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     from nanoskyrl.envs.graders import grade_code
     from nanoskyrl.eval.benchmarks import humaneval, livecodebench
 
-    for module in (humaneval, livecodebench):
+    for module in (grade_code, humaneval, livecodebench):
         monkeypatch.setattr(module, "LIMITS", replace(module.LIMITS, seconds=120.0))
-    monkeypatch.setattr(grade_code.passes, "__defaults__", (replace(grade_code.LIMITS, seconds=120.0),))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -57,10 +57,8 @@ def gae(
     return _unpack(found, rewards, masks), _unpack(found + predicted, rewards, masks)
 
 
-def whiten(
-    values: Ragged, masks: Sequence[np.ndarray], *, ddof: int = 1, eps: float = WHITEN_EPS
-) -> list[np.ndarray | None]:
-    """Return (value - mean) / sqrt(variance + eps) over all trained tokens of the batch, 0 on others.
+def whiten(values: Ragged, masks: Sequence[np.ndarray], *, ddof: int = 1) -> list[np.ndarray | None]:
+    """Return (value - mean) / sqrt(variance + WHITEN_EPS) over all trained tokens of the batch, 0 on others.
 
     Every token counts equally, so long trajectories weigh more.
 
@@ -68,13 +66,12 @@ def whiten(
         values: [T] by token.
         masks: [T] nonzero on trained tokens.
         ddof: Taken off the count in the variance.
-        eps: Added to the variance.
     """
     parts = [value[mask != 0] for value, mask in zip(values, masks, strict=True) if value is not None]
     flat = np.concatenate(parts) if parts else np.zeros(0)
     if len(flat) <= ddof or flat.max() == flat.min():
         return [None if value is None else np.zeros(len(value)) for value in values]
-    mean, scale = flat.mean(), 1 / np.sqrt(flat.var(ddof=ddof) + eps)
+    mean, scale = flat.mean(), 1 / np.sqrt(flat.var(ddof=ddof) + WHITEN_EPS)
     return [
         None if value is None else np.where(mask != 0, (np.where(mask != 0, value, mean) - mean) * scale, 0.0)
         for value, mask in zip(values, masks, strict=True)

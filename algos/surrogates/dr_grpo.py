@@ -3,18 +3,10 @@
 arXiv 2503.20783. The loss divides by a constant, `train.horizon`; there is no KL.
 """
 
-from dataclasses import dataclass
-
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.surrogates.clip import ClipConfig, token_surrogate
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrGrpoConfig(ClipConfig):
-    """Where the ratio is clipped; the defaults are PPO's."""
-
-
 DR_GRPO = Algorithm(
-    name="dr_grpo", surrogate=token_surrogate, Config=DrGrpoConfig, source="arXiv 2503.20783",
+    name="dr_grpo", surrogate=token_surrogate, Config=ClipConfig, source="arXiv 2503.20783",
     estimator="dr_grpo", loss_reduction="seq_mean_token_sum_norm",
 )  # fmt: skip

@@ -4,29 +4,16 @@ arXiv 2501.03262. Two variants: plain, whose KL belongs into the reward as k1, a
 group's mean as baseline, whose KL belongs into the loss as k2.
 """
 
-from dataclasses import dataclass
-
 from nanoskyrl.algos.base import Algorithm
 from nanoskyrl.algos.surrogates.clip import ClipConfig, token_surrogate
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReinforcePpConfig(ClipConfig):
-    """Where the ratio is clipped; the defaults are PPO's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReinforcePpBaselineConfig(ClipConfig):
-    """Where the ratio is clipped; the defaults are PPO's."""
-
-
 REINFORCE_PP = Algorithm(
-    name="reinforce_pp", surrogate=token_surrogate, Config=ReinforcePpConfig, source="arXiv 2501.03262",
+    name="reinforce_pp", surrogate=token_surrogate, Config=ClipConfig, source="arXiv 2501.03262",
     estimator="reinforce_pp", loss_reduction="token_mean", kl_place="reward", kl_estimator="k1",
 )  # fmt: skip
 
 REINFORCE_PP_BASELINE = Algorithm(
-    name="reinforce_pp_baseline", surrogate=token_surrogate, Config=ReinforcePpBaselineConfig,
+    name="reinforce_pp_baseline", surrogate=token_surrogate, Config=ClipConfig,
     source="arXiv 2501.03262", estimator="reinforce_pp_baseline", loss_reduction="token_mean",
     kl_place="loss", kl_estimator="k2",
 )  # fmt: skip

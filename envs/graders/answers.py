@@ -24,7 +24,6 @@ _SIGNS = {
     "\u066b": ".", "\u066c": ",", "\u2044": "/", "\u066a": "%",
 }  # fmt: skip
 _FOLDED = str.maketrans({**_SIGNS, **_INVISIBLE})
-_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _SPACE = "[ '_\u00a0\u2009\u202f]"
 
 _GROUPED = re.compile(rf"[+-]?\d{{1,3}}(?:(?:,|{_SPACE})\d{{3}})+(?:\.\d+)?")

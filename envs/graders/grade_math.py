@@ -177,9 +177,12 @@ def over_budget(gold: str, text: str) -> str | None:
     digits = max(MAX_DIGITS, _digits(gold))
     if _digits(text) > digits:
         return f"a number of more than {digits} digits"
-    for what, count in (("an exponent", _exponent), ("a power of a sum", _power_of_sum), ("a factorial", _factorial)):
-        limit = {_exponent: MAX_EXPONENT, _power_of_sum: MAX_POWER_OF_SUM, _factorial: MAX_FACTORIAL}[count]
-        limit = max(limit, count(gold))
+    for what, count, most in (
+        ("an exponent", _exponent, MAX_EXPONENT),
+        ("a power of a sum", _power_of_sum, MAX_POWER_OF_SUM),
+        ("a factorial", _factorial, MAX_FACTORIAL),
+    ):
+        limit = max(most, count(gold))
         if count(text) > limit:
             return f"{what} of more than {limit}"
     return None
@@ -252,10 +255,8 @@ def readable(text: str, gold: str = "") -> bool:
         return False
     if "!" in text and "!" not in gold and re.search(r"[a-zA-Z]", _COMMANDS.sub("", text)):
         return False  # x+1! is x+1, said loudly
-    for word in _LETTERS.findall(plain):
-        if word.lower() in _WORDS or (len(word) > 3 and word.lower() not in _FUNCTIONS):
-            return False
-    return True
+    words = [word.lower() for word in _LETTERS.findall(plain)]
+    return not any(word in _WORDS or (len(word) > 3 and word not in _FUNCTIONS) for word in words)
 
 
 def exact(text: str) -> str:

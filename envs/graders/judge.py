@@ -247,11 +247,9 @@ def first_object(text: str | None) -> dict[str, Any]:
         if place < 0:
             break
         try:
-            found, _ = decoder.raw_decode(text, place)
+            return decoder.raw_decode(text, place)[0]
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
         except ValueError:
             place = text.find("{", place + 1)
-            continue
-        return found
     raise ValueError("it holds no JSON object")

@@ -7,8 +7,9 @@ A grader takes what is right and what was written, and returns a verdict. `readi
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from nanoskyrl.envs.actions import ParsedCall, tool_calls
@@ -27,6 +28,7 @@ from nanoskyrl.envs.graders.equality import (
 )
 from nanoskyrl.envs.graders.golds import golds_of
 from nanoskyrl.envs.graders.reading import (
+    FORMS,
     REASONING,
     TAGS,
     Marks,
@@ -145,29 +147,17 @@ def _looked_at(verdict: Verdict, answer: Stated) -> Verdict:
     return replace(verdict, taken=answer.text, form=answer.form)
 
 
-def _compared(gold: Any, answer: Stated | None, seconds: float) -> Verdict:
+def _stated(gold: Any, pred: str, seconds: float, *, forms: Sequence[str] = FORMS, whole: bool = False) -> Verdict:
+    """Compare the answer that is stated in one of these forms, or else, if so wanted, the whole text."""
+    answer = stated(pred, forms, whole=whole, marks=())
     if answer is None:
         return NONE
     gold = str(gold)
     return _looked_at(compare(last_box(gold) or gold, answer.text, seconds=seconds), answer)
 
 
-def _math(gold: Any, pred: str, seconds: float) -> Verdict:
-    """Compare what is stated, or else the whole text."""
-    return _compared(gold, stated(pred, whole=True, marks=()), seconds)
-
-
-def _final_answer(gold: Any, pred: str, seconds: float) -> Verdict:
-    """Compare the last answer in tags."""
-    return _compared(gold, stated(pred, (TAGS,), marks=()), seconds)
-
-
-def _stated_answer(gold: Any, pred: str, seconds: float) -> Verdict:
-    """Compare the answer in whatever form a data set's own prompt asks for it."""
-    return _compared(gold, stated(pred, marks=()), seconds)
-
-
 def _listed(gold: Any, pred: str, seconds: float, *, ordered: bool) -> Verdict:
+    """Compare members in their order, or in any: then each wanted one must be found, and nothing else."""
     answer = stated(pred, whole=True, marks=())
     if answer is None:
         return NONE
@@ -175,16 +165,6 @@ def _listed(gold: Any, pred: str, seconds: float, *, ordered: bool) -> Verdict:
     wanted = members_of(gold if isinstance(gold, list) else last_box(str(gold)) or str(gold))
     verdict = same_members(wanted, members_of(answer.text), lambda: deadline - time.monotonic(), ordered=ordered)
     return _looked_at(replace(verdict, kind=equality.LIST if ordered else equality.SET), answer)
-
-
-def _tuple(gold: Any, pred: str, seconds: float) -> Verdict:
-    """Compare members in their order."""
-    return _listed(gold, pred, seconds, ordered=True)
-
-
-def _set(gold: Any, pred: str, seconds: float) -> Verdict:
-    """Compare members in any order; each wanted one must be found, and nothing else."""
-    return _listed(gold, pred, seconds, ordered=False)
 
 
 def _number(gold: Any, pred: str, seconds: float) -> Verdict:
@@ -250,11 +230,6 @@ def _tool_call(gold: Any, pred: str, seconds: float, *, any_order: bool = False)
     return RIGHT
 
 
-def _tool_call_set(gold: Any, pred: str, seconds: float) -> Verdict:
-    """Compare calls in any order, as BFCL does with parallel ones."""
-    return _tool_call(gold, pred, seconds, any_order=True)
-
-
 def _as_call(call: Any) -> tuple[str, dict[str, Any]]:
     parsed = tool_calls(f"<tool_call>{call if isinstance(call, str) else json.dumps(call)}</tool_call>")
     if len(parsed) != 1 or parsed[0].error is not None:
@@ -299,16 +274,16 @@ def _code(gold: Any, pred: str, seconds: float) -> Verdict:
 
 Grader = Callable[[Any, str, float], Verdict]
 KINDS: dict[str, Grader] = {
-    "math": _math,
-    "set": _set,
-    "tuple": _tuple,
+    "math": partial(_stated, whole=True),
+    "set": partial(_listed, ordered=False),
+    "tuple": partial(_listed, ordered=True),
     "mcq": _mcq,
     "number": _number,
     "code": _code,
     "tool_call": _tool_call,
-    "tool_call_set": _tool_call_set,
-    "final_answer": _final_answer,
-    "stated_answer": _stated_answer,
+    "tool_call_set": partial(_tool_call, any_order=True),  # as BFCL does with parallel ones
+    "final_answer": partial(_stated, forms=(TAGS,)),
+    "stated_answer": _stated,  # in whatever form a data set's own prompt asks for it
 }
 WHOLE_GOLDS = ("set", "tuple", "tool_call", "tool_call_set", "code")
 """Kinds whose gold is a list or an object itself, and no choice of several."""

@@ -33,14 +33,16 @@ _SUBSCRIPTED = re.compile(r"([0-9a-z])([₀-₉]+)$", re.IGNORECASE)
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _MONTH = (
-    r"(jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|"
+    r"(?P<month>jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|"
     r"nov(?:ember)?|dec(?:ember)?)\.?"
 )
+_DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
 _WEEKDAY = r"(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day,?\s)?"
 _YEAR_FIRST = re.compile(r"(\d{4})([-/.])(\d{1,2})\2(\d{1,2})(?:[t ]00:00(?::00)?z?)?", re.IGNORECASE)
-_MONTH_FIRST = re.compile(rf"{_WEEKDAY}{_MONTH}\s(\d{{1,2}})(?:st|nd|rd|th)?(?:,?\s(\d{{3,4}}))?", re.IGNORECASE)
+_MONTH_FIRST = re.compile(rf"{_WEEKDAY}{_MONTH}\s{_DAY}(?:,?\s(?P<year>\d{{3,4}}))?", re.IGNORECASE)
 _DAY_FIRST = re.compile(
-    rf"{_WEEKDAY}(?:the )?(\d{{1,2}})(?:st|nd|rd|th)?(?: of)?[\s-]{_MONTH}(?:,?[\s-](\d{{3,4}}))?", re.IGNORECASE
+    rf"{_WEEKDAY}(?:the )?{_DAY}(?: of)?[\s-]{_MONTH}(?:,?[\s-](?P<year>\d{{3,4}}))?",
+    re.IGNORECASE,
 )
 _NUMERIC_DATE = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2(\d{2,4})")
 _TIME = re.compile(r"(\d{1,2})(?::(\d{2}))?(?::(\d{2}(?:\.\d+)?))?\s?([ap]\.?\s?m\.?)?", re.IGNORECASE)
@@ -122,12 +124,9 @@ def _date(text: str) -> Literal | None:
     year: str | None
     if found := _YEAR_FIRST.fullmatch(text):
         year, _, month, day = found.groups()
-    elif found := _MONTH_FIRST.fullmatch(text):
-        name, day, year = found.groups()
-        month = str(_MONTHS.index(name[:3].lower()) + 1)
-    elif found := _DAY_FIRST.fullmatch(text):
-        day, name, year = found.groups()
-        month = str(_MONTHS.index(name[:3].lower()) + 1)
+    elif found := _MONTH_FIRST.fullmatch(text) or _DAY_FIRST.fullmatch(text):
+        day, year = found["day"], found["year"]
+        month = str(_MONTHS.index(found["month"][:3].lower()) + 1)
     elif found := _NUMERIC_DATE.fullmatch(text):  # which is the month, nobody can know
         return Literal(DATE, ("as written", int(found[1]), int(found[3]), found[4]))
     else:

@@ -7,7 +7,7 @@ here the two are distinguished.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nanoskyrl.envs.base import Message, Observation, Score, Step, Task
@@ -77,10 +77,7 @@ class SkyrlGym:
         if self.config.max_turns is not None:
             extras["max_turns"] = self.config.max_turns
         metadata = {**task.metadata, "env_class": env, "extras": json_ready(extras)}
-        return Task(
-            task_id=task.task_id, split=task.split, prompt=task.prompt, ground_truth=task.ground_truth,
-            messages=task.messages, metadata=metadata,
-        )  # fmt: skip
+        return replace(task, metadata=metadata)
 
     def start(self) -> "SkyrlGymEpisode":
         """Return a fresh episode."""

@@ -76,11 +76,8 @@ def malformed(detail: str) -> ParsedCall:
 
 def own_call(call: ParsedCall) -> str:
     """Return a call in our own tags, a mistake with what is wrong."""
-    if call.error is None:
-        value = {"tool": call.tool, "args": call.args}
-    else:
-        value = {"tool": call.tool, "error": call.error, "detail": call.detail}
-    return f"{TOOL_CALL}{json.dumps(value, ensure_ascii=False)}{TOOL_CALL_END}"
+    said = {"args": call.args} if call.error is None else {"error": call.error, "detail": call.detail}
+    return f"{TOOL_CALL}{json.dumps({'tool': call.tool, **said}, ensure_ascii=False)}{TOOL_CALL_END}"
 
 
 def in_own_tags(pieces: Sequence[Piece]) -> str:
@@ -301,6 +298,15 @@ def _aside(whole: str, mark: str, inside: str) -> Aside:
 def thought(text: str) -> Aside:
     """Return reasoning in the tags that environments pass over."""
     return Aside(f"<think>{text}</think>", text)
+
+
+_SPACE = re.compile(r"\s*")
+
+
+def after_space(text: str, start: int) -> int:
+    """Return where a text continues behind the space at a place."""
+    found = _SPACE.match(text, start)
+    return found.end() if found else start
 
 
 def after_broken_call(text: str, start: int, opening: str = TOOL_CALL, closing: str = TOOL_CALL_END) -> int:

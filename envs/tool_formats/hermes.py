@@ -21,6 +21,7 @@ from nanoskyrl.envs.tool_formats.base import (
     ToolFormat,
     Tools,
     after_broken_call,
+    after_space,
     as_calls,
     deeper_than,
     malformed,
@@ -31,7 +32,6 @@ from nanoskyrl.envs.tool_formats.base import (
 _FENCE = re.compile(r"```[^\n`]*\n\s*")
 _MARKS = (TOOL_CALL, "</think>", *ASIDES)
 """Where none of these stands, all of a text is words."""
-_SPACE = re.compile(r"\s*")
 
 
 def read(text: str, tools: Tools = ()) -> list[Piece]:
@@ -44,7 +44,7 @@ def read(text: str, tools: Tools = ()) -> list[Piece]:
 
 def _calls_at(text: str, start: int) -> tuple[list[ParsedCall], int]:
     """Read the calls whose opening tag ends at `start`; return them and where to continue."""
-    begin = _after_space(text, start)
+    begin = after_space(text, start)
     fence = _FENCE.match(text, begin)
     try:
         value, end = DECODER.raw_decode(text, fence.end() if fence else begin)
@@ -52,17 +52,12 @@ def _calls_at(text: str, start: int) -> tuple[list[ParsedCall], int]:
         return [malformed(f"the call is not valid JSON: {what(error)}")], after_broken_call(text, start)
     if deeper_than(value, MAX_DEPTH):
         return [malformed("the call is nested too deeply")], after_broken_call(text, end)
-    close = _after_space(text, end)
+    close = after_space(text, end)
     if fence and text.startswith("```", close):
-        close = _after_space(text, close + 3)
+        close = after_space(text, close + 3)
     if not text.startswith(TOOL_CALL_END, close):
         return [malformed(f"the call does not end with {TOOL_CALL_END}")], after_broken_call(text, end)
     return as_calls(value), close + len(TOOL_CALL_END)
-
-
-def _after_space(text: str, start: int) -> int:
-    found = _SPACE.match(text, start)
-    return found.end() if found else start
 
 
 def write(name: str, args: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from nanoskyrl.envs.tool_formats.base import (
     Piece,
     ToolFormat,
     Tools,
+    after_space,
     as_call,
     as_calls,
     deeper_than,
@@ -79,7 +80,7 @@ def read_mistral(text: str, tools: Tools = ()) -> list[Piece]:
     def read(mark: re.Match[str]) -> tuple[list[ParsedCall], int]:
         start = mark.end()
         named = _NAMED.match(text, start)
-        begin = named.end() if named else _skip(text, start)
+        begin = named.end() if named else after_space(text, start)
         try:
             value, end = DECODER.raw_decode(held, begin)
         except (ValueError, RecursionError) as error:
@@ -116,7 +117,7 @@ def read_deepseek(text: str, tools: Tools = ()) -> list[Piece]:
     def read(mark: re.Match[str]) -> tuple[list[ParsedCall], int]:
         calls: list[ParsedCall] = []
         position = mark.end()
-        while text.startswith(_BEGIN, at := _skip(text, position)):
+        while text.startswith(_BEGIN, at := after_space(text, position)):
             start = at + len(_BEGIN)
             end = finder.find(next_mark, start)
             if end is None or end[0] == _BEGIN:
@@ -125,17 +126,11 @@ def read_deepseek(text: str, tools: Tools = ()) -> list[Piece]:
                 continue
             calls.append(_block(text[start : end.start()]))
             position = end.end()
-        if text.startswith(_ALL_END, at := _skip(text, position)):
+        if text.startswith(_ALL_END, at := after_space(text, position)):
             position = at + len(_ALL_END)
         return calls or [malformed(f"there is no call behind {_ALL_BEGIN}")], position
 
     return scan(text, f"{_ALL_BEGIN}|(?={_BEGIN})", read)
-
-
-def _skip(text: str, start: int) -> int:
-    while start < len(text) and text[start].isspace():
-        start += 1
-    return start
 
 
 def _block(inside: str) -> ParsedCall:

@@ -17,11 +17,11 @@ from nanoskyrl.envs.tool_formats.base import (
     ToolFormat,
     Tools,
     after_broken_call,
+    after_space,
     malformed,
     scan,
 )
 
-_SPACE = re.compile(r"\s*")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.])")
 _WORD = re.compile(r"[A-Za-z_][\w.-]*")
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
@@ -42,8 +42,7 @@ class _Literals:
 
     def at(self, mark: str) -> bool:
         """Go past space, and past this mark if it comes next; say whether it did."""
-        found = _SPACE.match(self.text, self.position)
-        self.position = found.end() if found else self.position
+        self.position = after_space(self.text, self.position)
         if not self.text.startswith(mark, self.position):
             return False
         self.position += len(mark)

@@ -22,26 +22,22 @@ def calibration_error(confidence: Sequence[float], right: Sequence[bool]) -> flo
         confidence: [n] 0..1
         right: [n]
     """
-    count = len(confidence)
-    if not count:
+    if not len(confidence):
         return None
-    bins = max(1, min(MOST_BINS, count // 10))
+    bins = max(1, min(MOST_BINS, len(confidence) // 10))
     order = np.argsort(np.asarray(confidence), kind="stable")
-    return _root_mean_square(np.array_split(order, bins), confidence, right, count)
+    return _root_mean_square(np.array_split(order, bins), confidence, right)
 
 
 def official_calibration_error(confidence: Sequence[float], right: Sequence[bool]) -> float | None:
     """Return the error as HLE's authors compute it, its last bin left out; None below 200 rows."""
-    count = len(confidence)
-    if count < LEAST_OFFICIAL:
+    if len(confidence) < LEAST_OFFICIAL:
         return None
     order = np.argsort(np.asarray(confidence), kind="stable")
-    kept = [order[i * BIN : (i + 1) * BIN] for i in range(count // BIN - 1)]
-    return _root_mean_square(kept, confidence, right, count)
+    kept = [order[i * BIN : (i + 1) * BIN] for i in range(len(confidence) // BIN - 1)]
+    return _root_mean_square(kept, confidence, right)
 
 
-def _root_mean_square(
-    bins: Sequence[np.ndarray], confidence: Sequence[float], right: Sequence[bool], count: int
-) -> float:
+def _root_mean_square(bins: Sequence[np.ndarray], confidence: Sequence[float], right: Sequence[bool]) -> float:
     said, was = np.asarray(confidence, float), np.asarray(right, float)
-    return float(np.sqrt(sum(len(rows) / count * (said[rows].mean() - was[rows].mean()) ** 2 for rows in bins)))
+    return float(np.sqrt(sum(len(rows) / len(said) * (said[rows].mean() - was[rows].mean()) ** 2 for rows in bins)))

@@ -95,15 +95,6 @@ def outcome_of(ran: Ran, secret: str) -> Outcome:
     return Outcome(value=value, reached=True)
 
 
-def run_program(program: str, stdin: str, limits: Limits) -> Ran:
-    """Run a program that reads stdin and writes stdout, in the sandbox.
-
-    Raises:
-        SandboxError: no sandbox for full Python works here.
-    """
-    return run_python(program, stdin=stdin, limits=limits, backend=full_python())
-
-
 def same_output(found: str, wanted: str) -> bool:
     """Say whether two outputs are the same, line by line: as text without outer spaces, else as exact numbers."""
     left, right = (_lines(text) for text in (found, wanted))

@@ -6,14 +6,13 @@ kept; the gold is an index through it, for two options may have one text.
 """
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from nanoskyrl.envs.base import Task
-from nanoskyrl.eval.base import BenchConfig, Scored
-from nanoskyrl.eval.benchmarks.mmlu import MultipleChoice, by_group
-from nanoskyrl.eval.rows import Hub, Row, bench_rows
+from nanoskyrl.eval.base import BenchConfig
+from nanoskyrl.eval.benchmarks.mmlu import MultipleChoice
+from nanoskyrl.eval.rows import Hub, Row
 from nanoskyrl.stages.core.digests import derive_seed
 
 OPTIONS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
@@ -33,14 +32,14 @@ class Gpqa(MultipleChoice):
     Config = GpqaConfig
     name = "gpqa"
     columns = ("Question", *OPTIONS)
+    groups: ClassVar = {"accuracy_by_domain": "domain"}
     stays_local = "GPQA's terms ask that its examples not be shown"
 
     @property
-    def rows(self) -> list[Row]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """All rows of the subset."""
+    def hub(self) -> Hub:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Where the subset lies."""
         terms = "its terms must be accepted on the hub, and a token set"
-        hub = Hub(name="Idavidrein/gpqa", config=self.config.subset, split="train", terms=terms)
-        return bench_rows(self.config.data, hub, self.name, self.columns)
+        return Hub(name="Idavidrein/gpqa", config=self.config.subset, split="train", terms=terms)
 
     def pose(self, row: Row, index: int) -> Task:
         """Return a row's question with its options in an order of their own."""
@@ -52,7 +51,3 @@ class Gpqa(MultipleChoice):
             task_id, str(row["Question"]).strip(), options, order.index(0), permutation=order,
             domain=row.get("High-level domain", ""),
         )  # fmt: skip
-
-    def metrics(self, rows: Sequence[Scored]) -> dict[str, Any]:
-        """Return accuracy by domain."""
-        return {"accuracy_by_domain": by_group(rows, "domain")}

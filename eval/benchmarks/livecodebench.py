@@ -16,10 +16,9 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from nanoskyrl.envs.base import Score, Task
-from nanoskyrl.envs.sandbox.base import Limits, full_python
-from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user, wrong
-from nanoskyrl.eval.benchmarks.code import last_block, run_program, run_solution, same_output
-from nanoskyrl.eval.benchmarks.mmlu import by_group
+from nanoskyrl.envs.sandbox.base import Limits, full_python, run_python
+from nanoskyrl.eval.base import BenchConfig, Benchmark, graded, user, wrong
+from nanoskyrl.eval.benchmarks.code import last_block, run_solution, same_output
 from nanoskyrl.eval.rows import Hub, Row, needed_text, place_of
 from nanoskyrl.stages.core.errors import InputError, SettingsError, told_as
 from nanoskyrl.stages.core.safe_text import shortened
@@ -98,6 +97,7 @@ class LiveCodeBench(Benchmark):
         "private_test_cases", "metadata",
     )  # fmt: skip
     metric = "passed"
+    groups: ClassVar = {"passed_by_difficulty": "difficulty"}
     workers = 2
     max_generate_length = 4096
 
@@ -181,10 +181,6 @@ class LiveCodeBench(Benchmark):
             timeout=float(reason == "timeout"),
         )  # fmt: skip
 
-    def metrics(self, rows: Sequence[Scored]) -> dict[str, Any]:
-        """Return the share passed by difficulty."""
-        return {"passed_by_difficulty": by_group(rows, "difficulty")}
-
 
 def _from_json(row: Row, column: str) -> Any:
     try:
@@ -255,7 +251,7 @@ def _passes(program: str, test: Mapping[str, Any], name: str | None) -> tuple[bo
         }
         outcome = run_solution(f"{PREAMBLE}{program}", WORK, order, LIMITS)
         return outcome.reached and outcome.value == json.loads(test["output"]), outcome.reason
-    ran = run_program(f"{PREAMBLE}{program}", test["input"], LIMITS)
+    ran = run_python(f"{PREAMBLE}{program}", stdin=test["input"], limits=LIMITS, backend=full_python())
     return ran.ok and same_output(ran.stdout, test["output"]), ran.reason
 
 

@@ -4,32 +4,25 @@ The answer is what the reply states, in a box as a rule. Equality is math-verify
 the authors' comparison of strings: a fraction and its decimal are the same number.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from nanoskyrl.envs.base import Score, Task
 from nanoskyrl.envs.graders.kinds import grade, judged
 from nanoskyrl.envs.graders.reading import last_box, stated
-from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user
-from nanoskyrl.eval.benchmarks.mmlu import by_group
+from nanoskyrl.eval.base import Benchmark, graded, user
 from nanoskyrl.eval.rows import Hub, Row
 from nanoskyrl.stages.core.trajectory import Trajectory
-
-
-@dataclass(frozen=True, kw_only=True)
-class MathConfig(BenchConfig):
-    """Where the rows are."""
 
 
 class Math(Benchmark):
     """The test split; the gold is the last box of a row's solution."""
 
-    Config = MathConfig
     name = "math"
     # Seven configs, one a subject, on one page; the copy with all in one is read.
     hub = Hub(name="DigitalLearningGmbH/MATH-lighteval")
     columns = ("problem", "solution")
+    groups: ClassVar = {"accuracy_by_level": "level", "accuracy_by_subject": "subject"}
     workers = 2
 
     def pose(self, row: Row, index: int) -> Task:
@@ -56,10 +49,6 @@ class Math(Benchmark):
         if stated(text) is None:
             return graded(False, answered=False)
         return graded(judged(grade("stated_answer", metadata["ground_truth"], text)))
-
-    def metrics(self, rows: Sequence[Scored]) -> dict[str, Any]:
-        """Return accuracy by level and by subject."""
-        return {"accuracy_by_level": by_group(rows, "level"), "accuracy_by_subject": by_group(rows, "subject")}
 
 
 class Math500(Math):

@@ -3,27 +3,14 @@
 import ast
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nanoskyrl.envs.base import Score, Task
-from nanoskyrl.eval.base import BenchConfig, Benchmark, Scored, graded, user
+from nanoskyrl.eval.base import Benchmark, Scored, by_group, graded, user
 from nanoskyrl.eval.benchmarks.choices import LETTERS, answer_letter, question_text, shown
 from nanoskyrl.eval.rows import Hub, Row
-from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.core.safe_text import shortened
 from nanoskyrl.stages.core.trajectory import Trajectory
-
-
-@dataclass(frozen=True, kw_only=True)
-class MmluConfig(BenchConfig):
-    """Where the rows are."""
-
-
-def by_group(rows: Sequence[Scored], key: str) -> dict[str, float]:
-    """Return the share of right samples for each value of a metadata key, in the order of their names."""
-    groups = grouped((str(row.metadata.get(key)), float(row.success)) for row in rows if row.success is not None)
-    return {name: sum(values) / len(values) for name, values in sorted(groups.items())}
 
 
 def options_in(row: Row, column: str) -> list[Any]:
@@ -88,7 +75,6 @@ class MultipleChoice(Benchmark):
 class Mmlu(MultipleChoice):
     """The test split of all subjects."""
 
-    Config = MmluConfig
     name = "mmlu"
     hub = Hub(name="cais/mmlu", config="all")
     columns = ("question", "choices", "answer")

@@ -6,16 +6,16 @@ place of the words around examples and question, which stand where it says `{que
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
 from nanoskyrl.envs.base import Task
-from nanoskyrl.eval.base import BenchConfig, Scored, user
+from nanoskyrl.eval.base import BenchConfig, user
 from nanoskyrl.eval.benchmarks.choices import LETTERS, official_chain
-from nanoskyrl.eval.benchmarks.mmlu import MultipleChoice, by_group, options_in
+from nanoskyrl.eval.benchmarks.mmlu import MultipleChoice, options_in
 from nanoskyrl.eval.rows import Hub, Row, bench_rows, place_of
 from nanoskyrl.stages.core.checked import FILE
 from nanoskyrl.stages.core.errors import InputError
@@ -44,6 +44,7 @@ class MmluPro(MultipleChoice):
     name = "mmlu_pro"
     hub = Hub(name="TIGER-Lab/MMLU-Pro")
     columns = ("question_id", "question", "options", "answer_index", "category")
+    groups: ClassVar = {"accuracy_by_category": "category"}
 
     @cached_property
     def shots(self) -> dict[str, list[str]]:
@@ -89,18 +90,11 @@ class MmluPro(MultipleChoice):
         )
         shown = "\n\n".join([*self._worked(category), _asked(row["question"], options)])
         text = self.asked(shown, f"{told}\n\n{shown} Let's think step by step.")
-        return Task(
-            task_id=task.task_id, split=task.split, prompt=task.prompt, ground_truth=task.ground_truth,
-            metadata=task.metadata, messages=user(text),
-        )  # fmt: skip
+        return replace(task, messages=user(text))
 
     def letter(self, text: str, count: int) -> str | None:
         """Return the letter, by our rule or the authors'."""
         return official_chain(text, count) if self.config.official_chain else super().letter(text, count)
-
-    def metrics(self, rows: Sequence[Scored]) -> dict[str, Any]:
-        """Return accuracy by category."""
-        return {"accuracy_by_category": by_group(rows, "category")}
 
 
 def _options(row: Row) -> list[str]:

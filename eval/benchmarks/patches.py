@@ -15,7 +15,6 @@ _FENCED = re.compile(r"^```(?:diff|patch)[^\n]*\n(.*?)^```", re.DOTALL | re.MULT
 _BEGIN = re.compile(r"^(?:diff --git |--- (?:a/|/dev/null))", re.MULTILINE)
 _COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")
 GIT_SECONDS = 120
-MISSING = object()
 
 
 def patch_in(text: str) -> str:
@@ -104,8 +103,8 @@ def read_predictions(path: Path) -> dict[str, str | None]:
         raise InputError(f"there is no file of predictions `{path}`", hint="Name a .jsonl file")
     found: dict[str, str | None] = {}
     for place, row in json_rows(path):
-        name, patch = row.get("instance_id"), row.get("model_patch", MISSING)
-        if not isinstance(name, str) or not isinstance(patch, str | None):
+        name, patch = row.get("instance_id"), row.get("model_patch")
+        if not isinstance(name, str) or "model_patch" not in row or not isinstance(patch, str | None):
             raise InputError(
                 f"{place} is no prediction",
                 hint="Write JSON objects of instance_id, model_name_or_path and model_patch",

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from nanoskyrl.envs.actions import TOOL_CALL, TOOL_CALL_END
-from nanoskyrl.envs.base import Episode, Observation, Score, Step, Task
+from nanoskyrl.envs.base import Episode, Score, Task
 from nanoskyrl.envs.graders.kinds import ANSWERED
+from nanoskyrl.envs.mixture import EpisodeOfTask
 from nanoskyrl.eval.base import BenchConfig, Benchmark, OneReply, Scored
 from nanoskyrl.eval.benchmarks import swe_harness
 from nanoskyrl.eval.benchmarks.checkout import SUBMIT, CheckoutEpisode
@@ -26,16 +27,6 @@ from nanoskyrl.stages.core.storage import as_path
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 PREDICTIONS = "predictions.jsonl"
-COLUMNS = (
-    "repo",
-    "instance_id",
-    "base_commit",
-    "patch",
-    "test_patch",
-    "problem_statement",
-    "FAIL_TO_PASS",
-    "PASS_TO_PASS",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +52,10 @@ class SweBenchVerified(Benchmark):
     Config = SweBenchConfig
     name = "swe_bench_verified"
     hub = Hub(name="SWE-bench/SWE-bench_Verified")
-    columns = COLUMNS
+    columns = (
+        "repo", "instance_id", "base_commit", "patch", "test_patch", "problem_statement", "FAIL_TO_PASS",
+        "PASS_TO_PASS",
+    )  # fmt: skip
     metric = "resolved"
     workers = 4
     max_generate_length = 4096
@@ -123,7 +117,12 @@ class SweBenchVerified(Benchmark):
 
     def start(self) -> Episode:
         """Return an episode that is an agent's or one reply, as the task turns out."""
-        return _Episode(self)
+        return EpisodeOfTask(self._episode_of)
+
+    def _episode_of(self, task: Task) -> Episode:
+        """Return one in a checkout where the repository is at hand, else one reply."""
+        repository = self.repository({**task.metadata, "instance_id": task.task_id})
+        return OneReply() if repository is None else CheckoutEpisode(repository, task.metadata["base_commit"])
 
     def expert(self, task: Task) -> list[str]:
         """Apply the gold patch with the shell, or write it down."""
@@ -188,23 +187,3 @@ class SweBenchMultilingual(SweBenchVerified):
 
     name = "swe_bench_multilingual"
     hub = Hub(name="SWE-bench/SWE-bench_Multilingual")
-
-
-class _Episode:
-    """A checkout where the repository is at hand, else one reply."""
-
-    def __init__(self, benchmark: SweBenchVerified) -> None:
-        self.benchmark = benchmark
-        self._inner: CheckoutEpisode | OneReply = OneReply()
-
-    def reset(self, task: Task, seed: int) -> Observation:
-        repository = self.benchmark.repository({**task.metadata, "instance_id": task.task_id})
-        if repository is not None:
-            self._inner = CheckoutEpisode(repository, task.metadata["base_commit"])
-        return self._inner.reset(task, seed)
-
-    def step(self, action: str) -> Step:
-        return self._inner.step(action)
-
-    def close(self) -> None:
-        self._inner.close()

@@ -4,13 +4,13 @@ The kernel's own way, PR_SET_PDEATHSIG, follows the thread that started a proces
 user, and is not inherited. So a guard, started with the first child, looks at this process: a small Python in a
 session of its own, which no terminal and no signal to our group reaches. When this process is gone it ends, first
 by SIGTERM and soon by SIGKILL, every process that has our mark in its environment, those that were named to it,
-and what descends from either. It finds them again and again until there is none, and then removes the temporary
+and what descends from either. It is not this process's child: who ends our children with us, as Ray does, leaves
+theirs. It finds them again and again until there is none, and then removes the temporary
 directories that were named to it.
 
 `skyrl serve` is started by the user and has nobody's mark: it outlives its clients.
 """
 
-import atexit
 import contextlib
 import glob
 import os
@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 MARK = "NANOSKYRL_CALLERS"
 """In the environment of what we start: who started it and, before that, who started us, each as `pid-start`."""
@@ -38,8 +39,11 @@ class _Guard:
     """The guard of this process, once there is one."""
 
     lock = threading.Lock()
-    pid = 0
-    process: "subprocess.Popen[bytes] | None" = None
+    of = 0
+    """Whose it is."""
+    itself = ""
+    """As `pid-start`."""
+    pipe: "IO[bytes] | None" = None
     others: set[str] = set()  # noqa: RUF012 (of the process, which has one guard)
     children: set[int] = set()  # noqa: RUF012
 
@@ -160,41 +164,42 @@ def _mark() -> str:
 
 def _keep() -> None:
     """See to it that this process has a guard; a forked one needs its own."""
-    if _Guard.pid == os.getpid() and _Guard.process is not None and _Guard.process.poll() is None:
+    if _Guard.of == os.getpid() and _runs(_Guard.itself):
         return
-    if _Guard.pid != os.getpid():
+    if _Guard.of != os.getpid():
         _Guard.others, _Guard.children = set(), set()
-        atexit.register(_let_go, os.getpid())
     # By its path, and with nothing of ours imported: it is up in some ten milliseconds. It carries nobody's mark.
-    _Guard.process = subprocess.Popen(
-        [sys.executable, "-P", os.path.abspath(__file__), str(os.getpid()), _mark()],
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, cwd="/",
+    shell = subprocess.Popen(
+        ["/bin/sh", "-c", 'exec 3<&0; "$@" <&3 3<&- >/dev/null & echo $!', "sh",
+         sys.executable, "-P", os.path.abspath(__file__), _mark()],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, cwd="/",
         env={name: value for name, value in os.environ.items() if name != MARK},
     )  # fmt: skip
-    _Guard.pid = os.getpid()
+    assert shell.stdout is not None
+    with shell.stdout:
+        pid = int(shell.stdout.read())
+    shell.wait()
+    _Guard.of, _Guard.itself, _Guard.pipe = os.getpid(), f"{pid}-{start_of(pid)}", shell.stdin
     _tell(_Guard.others)
 
 
+def _runs(itself: str) -> bool:
+    pid, _, start = itself.partition("-")
+    return start_of(int(pid)) == start
+
+
 def _tell(lines: Iterable[str]) -> None:
-    pipe = _Guard.process.stdin if _Guard.process is not None and _Guard.pid == os.getpid() else None
-    if pipe is not None:
+    if _Guard.pipe is not None and _Guard.of == os.getpid():
         with contextlib.suppress(OSError):  # somebody killed it: the next child has another one started
-            pipe.write("".join(f"{line}\n" for line in lines).encode())
-            pipe.flush()
+            _Guard.pipe.write("".join(f"{line}\n" for line in lines).encode())
+            _Guard.pipe.flush()
 
 
-def _let_go(pid: int) -> None:
-    """At the end of this process: no word about a child that is still running, which the guard is meant to be."""
-    if os.getpid() == pid and _Guard.process is not None:
-        _Guard.process.returncode = _Guard.process.returncode or 0
-
-
-def keep(caller: int, mark: str) -> None:
+def keep(mark: str) -> None:
     """Wait until a process is gone, then end what it started, and remove what it made. This is what the guard does.
 
     Args:
-        caller: The process that started this one.
-        mark: What its children have in their environment.
+        mark: The process, as `pid-start`, which its children have in their environment.
     """
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
@@ -203,7 +208,7 @@ def keep(caller: int, mark: str) -> None:
     os.set_blocking(0, False)
     while reading:
         # A forked child may hold the other end of the pipe, and the caller may close it by becoming another program.
-        there = os.getppid() == caller
+        there = _runs(mark)
         select.select([0], [], [], LOOK_SECONDS if there else 0)
         try:
             chunk = os.read(0, 65536)
@@ -272,4 +277,4 @@ def _processes(mark: str) -> Iterator[tuple[int, tuple[int, str, bool]]]:
 
 
 if __name__ == "__main__":
-    keep(int(sys.argv[1]), sys.argv[2])
+    keep(sys.argv[1])

@@ -24,6 +24,7 @@ SHAPES = (
     (
         re.compile(
             r"(?i)(\b(?:proxy-)?authorization|\bx-api-key|\bapi-key)(['\"]?\s*[:=,]\s*(?:b?['\"])?)"
+            rf"(?!(?:(?:bearer|basic|token)\s+)?{re.escape(STRUCK)})"  # what is struck out stays as it is
             r"((?:bearer|basic|token)\s+)?[^\s'\",;)}\]]{4,}"
         ),
         rf"\1\2\3{STRUCK}",

@@ -27,7 +27,7 @@ def host_commands(run: Run, settings: Settings, hosts: Sequence[str]) -> dict[st
     place, first = stage_config(settings, "loop").placement, hosts[0]
     each = max(1, len(place.train)) if place is not None else 1
     root = shlex.quote(str(run.root.absolute() if is_local(run.root) else run.root))
-    train = f"nanoskyrl_cli.main train --follow --run {root}"
+    train = "nanoskyrl_cli.main train --follow"
     found = {"hosts see the run at": f"{root}, " + ("a folder that all must share" if is_local(run.root) else "a URL")}
     for rank, host in enumerate(hosts):
         if place is not None and place.train:
@@ -41,7 +41,8 @@ def host_commands(run: Run, settings: Settings, hosts: Sequence[str]) -> dict[st
                 f"torchrun --nnodes {len(hosts)} --nproc_per_node {each} --node_rank {rank} --master_addr {first} "
                 f"--master_port {PORT} -m"
             )
-        found[f"train on {host}"] = f"{launcher} {train}"
+        # torchrun takes `--run` for the beginning of an option of its own.
+        found[f"train on {host}"] = f"SKYRL_RUN={root} {launcher} {train}"
     for host in hosts:
         head = host == first
         how = f"--head --port {RAY_PORT}" if head else f"--address {first}:{RAY_PORT}"

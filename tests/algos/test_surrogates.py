@@ -12,7 +12,7 @@ from nanoskyrl.algos.surrogates.clip import ClipConfig
 from nanoskyrl.algos.surrogates.cov import CLIP_COV, KL_COV, ClipCovConfig, KlCovConfig, covariances
 from nanoskyrl.algos.surrogates.dppo import DPPO_KL, DPPO_TV, DppoKlConfig, DppoTvConfig
 from nanoskyrl.algos.surrogates.gmpo import GMPO, GmpoConfig
-from nanoskyrl.algos.surrogates.grpo import GRPO, GrpoConfig
+from nanoskyrl.algos.surrogates.grpo import GRPO
 from nanoskyrl.algos.surrogates.gspo import GSPO, GspoConfig
 from nanoskyrl.algos.surrogates.ppo import PPO
 from nanoskyrl.algos.surrogates.rloo import RLOO, RlooConfig
@@ -161,7 +161,7 @@ def test_grpo_clips_where_the_sign_says_by_hand(ratio, advantage, value, slope, 
 
 
 def test_grpo_s_two_bounds_are_set_apart():
-    config = GrpoConfig(eps_clip_low=0.1, eps_clip_high=0.28)
+    config = ClipConfig(eps_clip_low=0.1, eps_clip_high=0.28)
     assert gradient_at(GRPO, 1.25, 1.0, config)[:2] == pytest.approx((1.25, 1.25))
     assert gradient_at(GRPO, 1.30, 1.0, config)[:2] == pytest.approx((1.28, 0.0))
     assert gradient_at(GRPO, 0.85, -1.0, config)[:2] == pytest.approx((-0.9, 0.0))
@@ -290,10 +290,10 @@ def test_rloo_s_ratio_is_the_product_of_a_row_spread_over_its_tokens():
         (SapoConfig, {"tau_pos": 0.0}),
         (SapoConfig, {"tau_neg": 0.0}),
         (SapoConfig, {"tau_pos": -1.0}),
-        (GrpoConfig, {"eps_clip_low": -0.1}),
-        (GrpoConfig, {"eps_clip_low": 1.1}),
-        (GrpoConfig, {"eps_clip_high": -0.1}),
-        (GrpoConfig, {"eps_clip_low": NAN}),
+        (ClipConfig, {"eps_clip_low": -0.1}),
+        (ClipConfig, {"eps_clip_low": 1.1}),
+        (ClipConfig, {"eps_clip_high": -0.1}),
+        (ClipConfig, {"eps_clip_low": NAN}),
         (ClipCovConfig, {"clip_cov_ratio": 0.0}),
         (ClipCovConfig, {"clip_cov_lb": 5.0}),
         (ClipCovConfig, {"eps_clip_low": -0.1}),
@@ -314,7 +314,7 @@ def test_settings_that_turn_a_surrogate_round_are_refused(config, values):
 
 @pytest.mark.parametrize(
     ("config", "values"),
-    [(SapoConfig, {"tau_pos": NAN}), (SapoConfig, {"tau_neg": NAN}), (GrpoConfig, {"eps_clip_high": NAN})],
+    [(SapoConfig, {"tau_pos": NAN}), (SapoConfig, {"tau_neg": NAN}), (ClipConfig, {"eps_clip_high": NAN})],
     ids=str,
 )
 def test_settings_that_are_no_number_are_refused(config, values):

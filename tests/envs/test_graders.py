@@ -163,7 +163,7 @@ class TestPrograms:
         from nanoskyrl.envs.graders import grade_code
         from nanoskyrl.envs.sandbox.base import Limits
 
-        monkeypatch.setattr(grade_code.passes, "__defaults__", (Limits(seconds=0.5),))
+        monkeypatch.setattr(grade_code, "LIMITS", Limits(seconds=0.5))
         assert grade("code", self.TESTS, "while True: pass") == Verdict(False, "timeout")
 
 

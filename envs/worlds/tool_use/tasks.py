@@ -4,7 +4,6 @@ Whether a question belongs to train or test is settled by its digest, so the spl
 """
 
 import json
-import operator
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -98,19 +97,19 @@ def data(rng: random.Random, level: int) -> ToolTask:
     return ToolTask(question, str(answer), ((("python_exec", {"code": program}),),), {"data.csv": table})
 
 
-SUMS: dict[str, Callable[[int, int], int]] = {"sum": operator.add, "product": operator.mul}
+SIGNS = {"sum": "+", "product": "*"}
 
 
 def mixed(rng: random.Random, level: int) -> ToolTask:
     """The sum or product of two numbers that have to be looked up, each over as many pages as the level."""
     one, other = chain(rng, level, number=True), chain(rng, level, number=True)
-    word = rng.choice(sorted(SUMS))
-    sign = "+" if word == "sum" else "*"
+    word = rng.choice(sorted(SIGNS))
+    sign = SIGNS[word]
     ask = f"Take the answers to these two questions. {one.question} {other.question} What is their {word}?"
     pairs = zip(one.titles, other.titles, strict=True)
     lookups = tuple((("wiki", {"title": left}), ("wiki", {"title": right})) for left, right in pairs)
     work = ("calculator", {"expression": f"{one.answer}{sign}{other.answer}"})
-    return ToolTask(ask, str(SUMS[word](int(one.answer), int(other.answer))), (*lookups, (work,)))
+    return ToolTask(ask, str(OPERATORS[sign](int(one.answer), int(other.answer))), (*lookups, (work,)))
 
 
 GENERATORS: dict[str, Callable[[random.Random, int], ToolTask]] = {

@@ -94,7 +94,8 @@ def read_products(name: str) -> tuple[Product, ...]:
     """
     with told_as(InputError, f"`{name}` is not JSON", ValueError, RecursionError, hint=HINT):
         text = read_named(name, "catalogue", HINT)
-        rows = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in _lines(text)]
+        lines = (line for line in text.split("\n") if line.strip())
+        rows = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in lines]
     found: dict[str, Product] = {}
     for number, row in enumerate(rows):
         product = _read(row, f"item {number} of `{name}`")
@@ -102,10 +103,6 @@ def read_products(name: str) -> tuple[Product, ...]:
     if not found:
         raise InputError(f"catalogue `{name}` is empty", hint=HINT)
     return tuple(found.values())
-
-
-def _lines(text: str) -> list[str]:
-    return [line for line in text.split("\n") if line.strip()]
 
 
 def _read(row: Any, place: str) -> Product:

@@ -60,16 +60,8 @@ class Reward:
     """A purchase's reward and what it is made of."""
 
     total: float
-    r_type: float
-    r_att: float
-    r_option: float | None
-    """None where no option was asked for."""
-    r_price: float
-
-    @property
-    def parts(self) -> dict[str, float | None]:
-        """The components by WebShop's names."""
-        return {"r_type": self.r_type, "r_att": self.r_att, "r_option": self.r_option, "r_price": self.r_price}
+    parts: dict[str, float | None]
+    """By WebShop's names; the one of options is None where none was asked for."""
 
 
 def reward(
@@ -96,10 +88,11 @@ def reward(
     chosen = matched_options(options, list(goal.options.values()), authors_colors)
     in_price = price <= goal.price_upper
     total = r_type * (attributes + chosen + in_price) / (len(goal.attributes) + len(goal.options) + 1)
-    return Reward(
-        total=total, r_type=r_type, r_att=attributes / len(goal.attributes),
-        r_option=chosen / len(goal.options) if goal.options else None, r_price=float(in_price),
-    )  # fmt: skip
+    parts = {
+        "r_type": r_type, "r_att": attributes / len(goal.attributes),
+        "r_option": chosen / len(goal.options) if goal.options else None, "r_price": float(in_price),
+    }  # fmt: skip
+    return Reward(total=total, parts=parts)
 
 
 def type_reward(bought: Product, wanted: Product) -> float:
