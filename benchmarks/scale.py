@@ -232,8 +232,9 @@ def trainers(folder: Path) -> None:
             own = folder / name.replace(" ", "-")
             own.mkdir(parents=True)
             words = [*shlex.split(command.replace(str(PORT), "29517")), "--steps", "1"]
-            words = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
-            env = {**os.environ, "TMPDIR": str(own), "OMP_NUM_THREADS": "1"}
+            named = dict([words[0].split("=", 1)])
+            words = [sys.executable, "-m", "torch.distributed.run", *words[2:]]
+            env = {**os.environ, **named, "TMPDIR": str(own), "OMP_NUM_THREADS": "1"}
             running.append(subprocess.Popen(words, env=env, cwd=own))
     codes = [process.wait(600) for process in running]
     trained = (as_path(place) / "step-000000" / "train" / MANIFEST).is_file()

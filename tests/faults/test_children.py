@@ -3,11 +3,24 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
-from faults.lost_callers import SERVED, SIGNALS, TRAINERS, WAYS, left_after, missing, trainers_left_after
+from faults.lost_callers import (
+    SERVED,
+    SIGNALS,
+    TRAINERS,
+    WAYS,
+    left_after,
+    missing,
+    started,
+    trainers_left_after,
+    with_mark,
+)
+from faults.ways import STARTED
 from running import GUARD_SECONDS, ROOT
 
 from nanoskyrl.stages.core.children import start_of
@@ -34,6 +47,22 @@ def test_nothing_outlives_its_caller(way, name, tmp_path):
     if why := missing(way):
         pytest.skip(why)
     assert left_after(way, name, tmp_path) == []
+
+
+def test_what_children_left_is_gone_where_somebody_ended_caller_and_children(tmp_path):
+    """As Ray ends an actor: the processes that it started first, then itself; theirs are nobody's then."""
+    mark = f"77{os.getpid()}001"
+    program = STARTED.format(argv=["sh", "-c", f"setsid sleep {mark} & wait"])
+    with (tmp_path / "said").open("wb") as said:
+        caller = subprocess.Popen([sys.executable, "-c", program], stdout=said, stderr=said)
+    started(caller, mark, expected=True)
+    for process in (*psutil.Process(caller.pid).children(), caller):
+        process.kill()
+    caller.wait()
+    deadline = time.monotonic() + GUARD_SECONDS
+    while with_mark(mark):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -1,10 +1,11 @@
 """What would run where, and what cannot."""
 
-import itertools
 import json
 import shlex
 
 import pytest
+import torch.distributed.run
+from accelerate.commands.launch import launch_command_parser
 
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.runs import Run
@@ -150,14 +151,17 @@ def test_each_host_has_its_command(tmp_path):
     eight = {"loop": {"gpus_generate": "cpu", "gpus_train": "0-7"}}
     found = host_commands(Run(as_path("memory://run")), eight, ["a", "b"])
     assert found["hosts see the run at"] == "memory://run, a URL"
-    ranks = [shlex.split(found[f"train on {host}"]) for host in "ab"]
-    for rank, words in enumerate(ranks):
-        flags = dict(itertools.pairwise(words))
-        assert words[:2] == ["accelerate", "launch"]
-        assert flags["--num_processes"] == "16"
-        assert flags["--machine_rank"] == str(rank)
-        assert flags["--main_process_ip"] == "a"
-        assert words[words.index("-m") + 1 :][:2] == ["nanoskyrl_cli.main", "train"]
+    for rank, host in enumerate("ab"):
+        place, *words = shlex.split(found[f"train on {host}"])
+        assert (place, *words[:2]) == ("SKYRL_RUN=memory://run", "accelerate", "launch")
+        read = launch_command_parser().parse_args(words[2:])
+        assert (read.num_processes, read.num_machines, read.machine_rank, read.main_process_ip) == (16, 2, rank, "a")
+        assert (read.module, read.training_script) == (True, "nanoskyrl_cli.main")
+        assert read.training_script_args == ["train", "--follow"]
+    _, launcher, *words = shlex.split(host_commands(Run(tmp_path), {}, ["a", "b"])["train on b"])
+    read = torch.distributed.run.parse_args(words)
+    assert (launcher, read.nnodes, read.node_rank, read.training_script) == ("torchrun", "2", 1, "nanoskyrl_cli.main")
+    assert read.training_script_args == ["train", "--follow"]
     assert found["Ray on b"] == "ray start --address a:6379"
     for wrong in ([], ["a", "a"], ["a", ""]):
         with pytest.raises(SettingsError, match="each host once"):
