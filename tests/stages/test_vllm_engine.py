@@ -427,6 +427,7 @@ def test_a_servers_arguments_say_what_is_sampled_and_keep_prefills_whole_on_a_cp
 def test_the_key_is_in_the_environment_and_never_on_the_command_line(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     found = server_environment([1], "secret", tmp_path)
+    assert found["TMPDIR"] == str(tmp_path)
     assert (found["VLLM_API_KEY"], found["CUDA_VISIBLE_DEVICES"]) == ("secret", "6")
 
 

@@ -17,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -185,12 +186,20 @@ def compiles(model: Path, config: VllmConfig) -> bool:
 
 
 def server_environment(gpus: Sequence[int], key: str, scratch: Path) -> dict[str, str]:
-    """Return what a server's environment has besides ours."""
+    """Return what a server's environment has besides ours.
+
+    Args:
+        gpus: That it sees; none: it runs on the CPU.
+        key: That it wants.
+        scratch: A directory that goes with us: a killed server leaves its sockets there.
+    """
+    compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")  # kept for the next server
     path = os.pathsep.join(filter(None, [str(scratch), os.environ.get("PYTHONPATH", "")]))
     found = {
         "PYTHONPATH": path, "VLLM_API_KEY": key, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(SERVER_KEEP_ALIVE_SECONDS),
+        "TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", compiled),
     }  # fmt: skip
     if gpus:
         return {**found, "CUDA_VISIBLE_DEVICES": visible(gpus)}
