@@ -31,6 +31,8 @@ from nanoskyrl.stages.engines.vllm.memory import kv_cache_bytes, weight_bytes
 from nanoskyrl.stages.models.remote_code import trust
 
 PYTHON = "NANOSKYRL_VLLM_PYTHON"
+SHORT = Path("/tmp")
+"""Where sockets lie if the temporary folder's name is long: the system takes names of 107 bytes."""
 """Names a Python that has vLLM, where it is not this one."""
 OLDEST = (0, 26)
 COMPILED_ABOVE = 1 << 30
@@ -245,7 +247,7 @@ class ServerProcess:
                 hint=f"{self.installation.python} -m pip uninstall -y {' '.join(self.installation.broken)}",
             )
         if self.scratch is None:
-            self.scratch = kept_directory("nanoskyrl-vllm-")
+            self.scratch = kept_directory("nanoskyrl-vllm-", SHORT if len(tempfile.gettempdir()) > 40 else None)
             shutil.copyfile(WORKER, self.scratch / f"{WORKER_MODULE}.py")
             shutil.copyfile(TOKENS, self.scratch / f"{TOKENS_MODULE}.py")
         self.port, self.name, self.began = free_port(), f"policy-{secrets.token_hex(4)}", time.monotonic()
