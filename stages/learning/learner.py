@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nanoskyrl.stages.core.errors import EngineError, SettingsError
 from nanoskyrl.stages.core.storage import at_hand, sync_tree, write_errors
@@ -22,6 +22,7 @@ from nanoskyrl.stages.learning.batching import MicroBatch, Sequences, collate_al
 from nanoskyrl.stages.learning.deepspeed_strategy import DeepSpeedStrategy
 from nanoskyrl.stages.learning.optim import check_bitsandbytes
 from nanoskyrl.stages.learning.optimizer_state import load_state, save_state, state_digest
+from nanoskyrl.stages.learning.policy_module import PolicyModule
 from nanoskyrl.stages.learning.process_group import accelerator_of, device_of, join, strategy_of
 from nanoskyrl.stages.learning.stepping import PlainStrategy, StepResult
 from nanoskyrl.stages.learning.train_config import (
@@ -38,8 +39,8 @@ from nanoskyrl.stages.models.critic import Critic, load_critic, new_critic
 from nanoskyrl.stages.models.device import pick_device, pick_dtype
 from nanoskyrl.stages.models.kv_cache import without_wrapper
 from nanoskyrl.stages.models.loading import load_model
-from nanoskyrl.stages.models.logprobs import LogprobHead, TokenStatistics, sequence_logprobs
-from nanoskyrl.stages.models.packing import Pack, Workload, can_share, check_padding, prepare_packing
+from nanoskyrl.stages.models.logprobs import TokenStatistics
+from nanoskyrl.stages.models.packing import Workload, can_share, check_padding, prepare_packing
 from nanoskyrl.stages.models.policy import (
     PolicyInfo,
     count_parameters,
@@ -60,30 +61,6 @@ CRITIC_LR_FACTOR = 5
 """A critic of its own starts from nothing, and learns by regression: it can go faster than the policy."""
 CANARY_TOKENS = 256
 END: Any = object()
-
-
-class PolicyModule(nn.Module):
-    """A model as it is trained: one forward pass gives log-probs and entropies.
-
-    What wraps a model for several processes watches its forward pass, so all of it goes through here.
-    """
-
-    def __init__(self, model: Any, *, fused: bool = False) -> None:
-        """Wrap a model of transformers or peft."""
-        super().__init__()
-        self.model = model
-        self.head = LogprobHead(without_wrapper(model), fused=fused)
-
-    def forward(
-        self, ids: Tensor, mask: Tensor, select: Tensor | None, temperature: float, pack: Pack | None = None,
-        want_hidden: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-        """Return what `sequence_logprobs` does, as a tuple: DeepSpeed looks for tensors in no other record."""
-        found = sequence_logprobs(
-            self.model, ids, mask, temperature=temperature, select=select, head=self.head, pack=pack,
-            want_hidden=want_hidden,
-        )  # fmt: skip
-        return found.logprobs, found.entropy, found.hidden
 
 
 class Learner:
