@@ -1,8 +1,9 @@
 """Causal attention of rows laid end to end, each of which may begin with tokens that lie in another row.
 
 On a GPU it is torch's own flash attention over rows of any length: a row's queries are the
-tokens that it computes, its keys those of its whole way from the first token. Elsewhere, and
-where padding costs less, rows are padded for attention alone.
+tokens that it computes, its keys those of its whole way from the first token, of which a long
+common prefix is read once for all rows (`cascade_attention.py`). Elsewhere, and where padding
+costs less, rows are padded for attention alone.
 """
 
 import inspect
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from nanoskyrl.stages.models.cascade_attention import Cascade, CascadeAttention
 
 
 def _varlen_options() -> frozenset[str] | None:
@@ -64,6 +67,7 @@ def attend(
     keys: Tensor | None = None,
     key_bounds: Tensor | None = None,
     longest_key: int = 0,
+    cascade: Cascade | None = None,
     blocks: Sequence[Block] = (),
     scaling: float | None = None,
     sliding_window: int | None = None,
@@ -83,6 +87,7 @@ def attend(
         keys: [K] place among the N of each token of each row; None: rows share nothing.
         key_bounds: [R + 1] int32 where each row begins among these.
         longest_key: The most tokens of a row.
+        cascade: Which rows see a common prefix; None: none does.
         blocks: Which rows are padded together where they share.
         scaling: Of the scores.
         sliding_window: Tokens that a token sees, with itself.
@@ -96,6 +101,10 @@ def attend(
     unpadded = window is not None or not pads  # a window's mask is not for the fast kernels
     given = _varlen_mask(window)
     if unpadded and flash and query.shape[-1] <= 256 and given is not None:
+        if cascade is not None and window is None:
+            own, common = (tuple(repeated(of, at) for of in (key, value)) for at in (cascade.own_keys, cascade.keys))
+            found = CascadeAttention.apply(query, *own, *common, bounds, longest, cascade, scaling)
+            return found[None], None
         if keys is not None:
             key, value = repeated(key, keys), repeated(value, keys)
         return _varlen(query, key, value, bounds, key_bounds, longest, longest_key, scaling, given)[None], None

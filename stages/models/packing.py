@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from nanoskyrl.stages.core.errors import InputError, Notice
+from nanoskyrl.stages.models.cascade_attention import cascade_of
 from nanoskyrl.stages.models.kv_cache import accepted, without_wrapper
 from nanoskyrl.stages.models.logits import logit_transform
 from nanoskyrl.stages.models.packed_attention import Block, attend
@@ -143,6 +144,8 @@ def pack_of(
             "key_bounds": moved(key_bounds, np.int32), "longest_key": max(lengths),
             "blocks": _blocks(laid, own, taken, bounds.tolist(), key_bounds.tolist()),
         }  # fmt: skip
+        if torch.device(device).type == "cuda":
+            rows["cascade"] = cascade_of(laid, starts, lengths, taken, index, device)
     return Pack(moved(places), moved(places % width)[None], moved(index), moved(before), rows, work_of(lengths, taken))
 
 
