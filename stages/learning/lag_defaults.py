@@ -1,15 +1,19 @@
 """What a lag changes of the defaults; docs/offpolicy.md has the measurements that these were chosen by.
 
-The algorithm stays the published surrogate. A lag ends a batch's optimizer steps at a KL bound, and pulls the policy
-back to the one that sampled. What somebody set holds, and at lag 0 nothing is changed.
+The algorithm stays the published surrogate, with the policy that an update starts from as the old one. A lag weighs
+each token by how much likelier that policy makes it than the one that sampled, ends a batch's optimizer steps at a KL
+bound, and pulls the policy back to the one that sampled. What somebody set holds, and at lag 0 nothing is changed.
 """
 
 from nanoskyrl.stages.core.config import Settings, stage_config
 
 TARGET_KL = 0.02
-"""Nats a token: half of what M2PO (arXiv 2510.01161) allows the mean squared log-ratio, 0.04."""
+"""Nats a token that the updates between sampling and training may add up to: half of what M2PO (arXiv 2510.01161)
+allows the mean squared log-ratio, 0.04. A lag of L puts L + 1 updates there, so each gets its part."""
 KL_COEF = 0.1
 """Of the pull to the policy that sampled."""
+TOGETHER = (("advantage", "old_logprobs"), ("off_policy", "weight"))
+"""Recomputed log-probs without weights are worse than neither: whoever sets one of them decides on both."""
 
 
 def of_lag(settings: Settings) -> Settings:
@@ -21,7 +25,14 @@ def of_lag(settings: Settings) -> Settings:
     run = stage_config(settings, "run")
     if not (run.lag and run.lag_defaults):
         return {}
-    defaults: Settings = {"train": {"target_kl": TARGET_KL}, "off_policy": {"kl_coef": KL_COEF}}
+    defaults: Settings = {
+        "train": {"target_kl": float(f"{TARGET_KL / (1 + run.lag):.2g}")},
+        "off_policy": {"kl_coef": KL_COEF, "weight": "token"},
+        "advantage": {"old_logprobs": "recompute"},
+    }
+    if any(key in settings.get(table, {}) for table, key in TOGETHER):
+        for table, key in TOGETHER:
+            del defaults[table][key]
     found = {
         table: {key: value for key, value in keys.items() if key not in settings.get(table, {})}
         for table, keys in defaults.items()

@@ -96,6 +96,18 @@ def test_at_lag_0_nothing_is_changed_and_what_is_set_holds_at_any():
             assert key not in left.get(table, {})
 
 
+def test_whoever_sets_weights_or_old_log_probs_decides_on_both():
+    for table, key, value in (("off_policy", "weight", "none"), ("advantage", "old_logprobs", "rollout")):
+        assert of_lag({"run": {"lag": 1}, table: {key: value}}) == {
+            "train": {"target_kl": 0.01}, "off_policy": {"kl_coef": 0.1},
+        }  # fmt: skip
+
+
+def test_the_more_updates_lie_between_sampling_and_training_the_less_may_each_move_the_policy():
+    bounds = [of_lag({"run": {"lag": lag}})["train"]["target_kl"] for lag in (1, 4, 5000)]
+    assert bounds == [0.01, 0.004, 4e-06]
+
+
 def test_a_lag_changes_no_setting_of_a_surrogate():
     for algo in ("ppo", "grpo", "sapo", "gspo", "dapo", "cispo"):
         for lag in (1, 4, 16):
