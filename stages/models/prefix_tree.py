@@ -13,8 +13,8 @@ import numpy as np
 
 LEAST = 4
 """Tokens that are worth taking from another row."""
-TAKEN = 8
-"""A token that is taken from another row weighs an eighth of one that is computed, in memory: its key and value alone
+TAKEN = 16
+"""A token that is taken from another row weighs a sixteenth of one that is computed, in memory: its key and value alone
 are there for each row, as without sharing."""
 
 

@@ -67,6 +67,10 @@ def metrics(run, stage):
     return [line for line in read_metrics(run.metrics) if line["stage"] == stage]
 
 
+PUBLISHED = {"lag": 1, "lag_defaults": False}
+"""Rows one policy old, and recipes as they were published."""
+
+
 @pytest.fixture(scope="module")
 def ppo(tmp_path_factory):
     """Two steps of PPO."""
@@ -79,8 +83,7 @@ def ppo(tmp_path_factory):
 def grpo(tmp_path_factory):
     """Three steps of GRPO with rollouts one policy old, which nothing holds near the policy that sampled them."""
     run = Run(tmp_path_factory.mktemp("runs") / "grpo")
-    plain = {"lag": 1, "lag_defaults": False}
-    loop(run, settings("grpo", run=plain, loop={"steps": 3}, train={"algo": "grpo", "lr": 3e-3}))
+    loop(run, settings("grpo", run=PUBLISHED, loop={"steps": 3}, train={"algo": "grpo", "lr": 3e-3}))
     return run
 
 
@@ -402,7 +405,7 @@ def test_marks_are_of_the_whole_mini_batch_however_it_is_cut(stale, grpo, algo):
 
 def test_a_train_that_draws_tokens_ends_with_the_same_bytes(grpo, tmp_path):
     tables = settings(
-        "clip_cov", run={"lag": 1}, clip_cov={"clip_cov_ratio": 0.2, "clip_cov_lb": 0.0},
+        "clip_cov", run=PUBLISHED, clip_cov={"clip_cov_ratio": 0.2, "clip_cov_lb": 0.0},
         train={"algo": "clip_cov", "policy_mini_batch_size": 2, "update_epochs_per_batch": 2},
     )  # fmt: skip
     session = Session(grpo, tables)
@@ -411,7 +414,7 @@ def test_a_train_that_draws_tokens_ends_with_the_same_bytes(grpo, tmp_path):
 
 
 def test_what_marks_tokens_is_compared_and_previewed_with_its_share(grpo):
-    tables = settings("grpo", run={"lag": 1}, clip_cov={"clip_cov_ratio": 0.2}, kl_cov={"kl_cov_ratio": 0.2})
+    tables = settings("grpo", run=PUBLISHED, clip_cov={"clip_cov_ratio": 0.2}, kl_cov={"kl_cov_ratio": 0.2})
     session = Session(grpo, tables)
     _, clip_cov, kl_cov = compared(session, ["reinforce", "clip_cov", "kl_cov"]).to_pylist()
     assert (clip_cov["share_name"], kl_cov["share_name"]) == ("clip_ratio", "held_ratio")
@@ -653,18 +656,18 @@ def mine(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_an_algorithm_of_the_user_s_that_is_none_is_one_error(grpo, mine, name, says):
     with pytest.raises(SettingsError, match=says):
-        Session(grpo, settings(f"of_the_user:{name}", run={"lag": 1})).preview_train()
+        Session(grpo, settings(f"of_the_user:{name}", run=PUBLISHED)).preview_train()
 
 
 @pytest.mark.parametrize("name", ["E_NONE", "E_FEW", "E_NAN", "E_FAILS", "NUMBER"])
 def test_an_estimator_of_the_user_s_that_is_none_is_one_error(grpo, mine, name):
-    made = settings("grpo", run={"lag": 1}, advantage={"estimator": f"of_the_user:{name}"})
+    made = settings("grpo", run=PUBLISHED, advantage={"estimator": f"of_the_user:{name}"})
     with pytest.raises(SettingsError, match=r"estimator `mine` failed|is a int, not an Estimator"):
         Session(grpo, made).preview_advantage()
 
 
 def test_a_gradient_that_is_never_finite_is_no_training(grpo, mine, tmp_path):
-    session = Session(grpo, settings("of_the_user:NAN", run={"lag": 1}))
+    session = Session(grpo, settings("of_the_user:NAN", run=PUBLISHED))
     with pytest.raises(EngineError, match="the gradient is not finite"):
         session.preview_train()
     with pytest.raises(EngineError, match="was not finite in any of 1 optimizer steps"):
@@ -672,7 +675,7 @@ def test_a_gradient_that_is_never_finite_is_no_training(grpo, mine, tmp_path):
 
 
 def test_an_algorithm_of_the_user_s_that_was_changed_is_another(grpo, mine, tmp_path):
-    made = settings("of_the_user:GOOD", run={"lag": 1})
+    made = settings("of_the_user:GOOD", run=PUBLISHED)
     Session(grpo, made).train(2, output=tmp_path / "train")
     assert Session(grpo, made).train(2, output=tmp_path / "train").up_to_date
     mine.write_text(f"{MINE}\n# A comment.\n")
@@ -694,7 +697,7 @@ def listing(root):
 def test_dry_runs_change_nothing(grpo, tmp_path):
     shutil.copytree(grpo.root, tmp_path / "run")
     before = listing(tmp_path / "run")
-    session = Session(Run(tmp_path / "run"), settings("grpo", run={"lag": 1}))
+    session = Session(Run(tmp_path / "run"), settings("grpo", run=PUBLISHED))
     assert session.preview_advantage().equals(table(grpo.stage(2, "advantage")))
     numbers = session.preview_train()
     assert {"train/loss", "gradient norm", "policy/clip_ratio"} <= numbers.keys()
@@ -734,7 +737,7 @@ def test_on_policy_algorithms_differ_in_their_reduction_alone(tmp_path):
 def test_off_policy_algorithms_differ(grpo):
     found = {
         row["algo"]: row
-        for row in compared(Session(grpo, settings("grpo", run={"lag": 1})), ["grpo", "sapo", "gspo"]).to_pylist()
+        for row in compared(Session(grpo, settings("grpo", run=PUBLISHED)), ["grpo", "sapo", "gspo"]).to_pylist()
     }
     assert found["grpo"]["ratio_max"] > 1.1
     assert found["gspo"]["share"] > found["grpo"]["share"]
@@ -760,7 +763,7 @@ def test_advantages_of_another_algorithm_are_refused(grpo, tmp_path, algo, made,
 
 @pytest.mark.parametrize("algo", ["sapo", "gspo", "dapo", "cispo", "gmpo", "dppo_tv", "dppo_kl", "clip_cov", "kl_cov"])
 def test_algorithms_of_grpo_s_family_take_its_advantages(grpo, algo):
-    assert Session(grpo, settings(algo, run={"lag": 1})).preview_train()["rows"] == 16
+    assert Session(grpo, settings(algo, run=PUBLISHED)).preview_train()["rows"] == 16
 
 
 def test_the_defaults_of_an_algorithm_decide_what_was_left_open():
