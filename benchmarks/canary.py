@@ -3,10 +3,11 @@
     python benchmarks/canary.py runs/sums runs/calculator
     python benchmarks/canary.py runs/sums --curve docs/plots/smollm2.png
     python benchmarks/canary.py runs/quickstart-0 --curve docs/plots/quickstart.png
+    python benchmarks/canary.py runs/lag0 runs/lag1 --curve docs/plots/smollm2-lags.png --seconds
 
 Reads metrics.jsonl and the manifests of `sync`; prints quantiles of `sync/canary_gap` (mean difference weighted by
 probability, nats), of the largest difference, and of `policy/rollout_train_kl`, then the curve: held-out success by
-policy and sampled reward by step. `--curve` draws it.
+policy and sampled reward by step. `--curve` draws it, `--seconds` against the seconds since the first step was trained.
 """
 
 import argparse
@@ -32,7 +33,13 @@ def series(run: Run, stage: str, name: str) -> dict[int, float]:
     return {step: value for step, value in found.items() if value is not None}
 
 
-def draw(runs: list[Run], target: Path) -> None:
+def seconds(run: Run) -> dict[int, float]:
+    """Return by policy when it was there, since the first one that was trained."""
+    times = {step + 1: line["time"] for step, line in sorted(latest(read_metrics(run.metrics), "train").items())}
+    return {0: 0.0} | {version: time - times[1] for version, time in times.items()}
+
+
+def draw(runs: list[Run], target: Path, *, against_seconds: bool) -> None:
     """Draw held-out and sampled success of runs."""
     import matplotlib as mpl
 
@@ -42,13 +49,16 @@ def draw(runs: list[Run], target: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
     for color, run in zip(("tab:blue", "tab:orange", "tab:green"), runs, strict=False):
         sampled, held = series(run, "score", SAMPLED), series(run, "eval", HELD_OUT)
+        if against_seconds:
+            at = seconds(run)
+            sampled, held = ({at[step]: value for step, value in of.items() if step in at} for of in (sampled, held))
         name = run.root.name
         axes.plot(list(sampled), list(sampled.values()), color=color, alpha=0.6, lw=1, label=f"{name}, sampled")
         line = "o-" if len(held) > 2 else "o"
         axes.plot(list(held), list(held.values()), line, color=color, label=f"{name}, held-out")
-    axes.set(xlabel="step", ylabel="success", ylim=(0, 1))
+    axes.set(xlabel="seconds" if against_seconds else "step", ylabel="success", ylim=(0, 1))
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, loc="center right")
+    axes.legend(frameon=False, loc="lower right")
     figure.savefig(target, dpi=140)
 
 
@@ -56,6 +66,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--curve", type=Path)
+    parser.add_argument("--seconds", action="store_true")
     args = parser.parse_args()
     runs = [Run(path) for path in args.runs]
     for run in runs:
@@ -70,4 +81,4 @@ if __name__ == "__main__":
             values = series(run, stage, name)
             print(f"  {name}: " + ", ".join(f"{step} {value:.3f}" for step, value in values.items()))
     if args.curve:
-        draw(runs, args.curve)
+        draw(runs, args.curve, against_seconds=args.seconds)

@@ -53,12 +53,13 @@ def convert(output: Path) -> None:
 
 
 def sums(split: str) -> list[Question]:
-    """Return sums up to 100."""
-    return [
-        (one.question, one.answer, [said(f"<answer>{one.answer}</answer>")])
-        for one in generate("addition", 1, split, COUNTS[split])
-        if int(one.answer) <= 100
-    ]
+    """Return sums up to 100, which are said once more with what they come to: the answer can be copied from there."""
+    found = []
+    for one in generate("addition", 1, split, COUNTS[split]):
+        if int(one.answer) <= 100:
+            sum_ = one.question.removeprefix("What is ").removesuffix("?")
+            found.append((one.question, one.answer, [said(f"{sum_} = {one.answer}. <answer>{one.answer}</answer>")]))
+    return found
 
 
 def products(split: str) -> list[Question]:

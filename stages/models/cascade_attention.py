@@ -1,4 +1,4 @@
-"""Attention of rows that begin alike, as two kernels: what they share is read once for all of them.
+"""Attention of rows with a common prefix, as two kernels: what they share is read once for all of them.
 
 Known as cascade or shared-prefix attention. The queries of all rows of a run see the run's
 common prefix without a mask, and each row's queries what is its own, causally. Both are merged by their
@@ -14,11 +14,11 @@ from torch import Tensor
 
 LEAST = 64
 """Tokens of a common prefix that are worth kernels of their own."""
-ALIKE = 0.75
+SIMILAR = 0.75
 """Rows join a run whose common prefix is at least this share of what they take themselves, or the other way round."""
 
 
-class Run(NamedTuple):
+class CommonPrefix(NamedTuple):
     """Neighbouring rows, each of which has these leading tokens in common with the row before it."""
 
     first: int
@@ -47,21 +47,21 @@ class Cascade(NamedTuple):
     longest_own_key: int
 
 
-def runs_of(shared: Sequence[int]) -> list[Run]:
+def common_prefixes(shared: Sequence[int]) -> list[CommonPrefix]:
     """Return the runs of rows with a common prefix.
 
     Args:
         shared: Leading tokens that each row takes from the row before it.
     """
-    found: list[Run] = []
+    found: list[CommonPrefix] = []
     for row, of in enumerate(shared):
         if of < LEAST:
             continue
         last = found[-1] if found and found[-1].end == row else None
-        if last is not None and min(of, last.tokens) >= ALIKE * max(of, last.tokens):
-            found[-1] = Run(last.first, row + 1, min(of, last.tokens))
+        if last is not None and min(of, last.tokens) >= SIMILAR * max(of, last.tokens):
+            found[-1] = CommonPrefix(last.first, row + 1, min(of, last.tokens))
         else:
-            found.append(Run(row, row + 1, of))
+            found.append(CommonPrefix(row, row + 1, of))
     return found
 
 
@@ -83,7 +83,7 @@ def cascade_of(
         index: [B, T] place of each token.
         device: Where tensors go.
     """
-    runs = [run for run in runs_of(shared) if any(row in starts for row in range(run.first, run.end))]
+    runs = [run for run in common_prefixes(shared) if any(row in starts for row in range(run.first, run.end))]
     if not runs:
         return None
     common = {row: run.tokens for run in runs for row in range(run.first, run.end)}

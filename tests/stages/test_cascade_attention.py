@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from nanoskyrl.stages.models import cascade_attention
-from nanoskyrl.stages.models.cascade_attention import CascadeAttention, Run, cascade_of, runs_of
+from nanoskyrl.stages.models.cascade_attention import CascadeAttention, cascade_of, common_prefixes
 from nanoskyrl.stages.models.packed_attention import attend, repeated
 from nanoskyrl.stages.models.packing import pack_of
 from nanoskyrl.stages.models.prefix_tree import prefix_tree
@@ -15,15 +15,18 @@ from nanoskyrl.stages.models.prefix_tree import prefix_tree
 @pytest.mark.parametrize(
     ("shared", "runs"),
     [
-        ([0, 700, 700, 702, 0, 90, 100], [Run(1, 4, 700), Run(5, 7, 90)]),
-        ([0, 700, 300, 700, 700], [Run(1, 2, 700), Run(2, 3, 300), Run(3, 5, 700)]),  # a system prompt of all groups
-        ([0, 1000, 1500, 1900], [Run(1, 2, 1000), Run(2, 4, 1500)]),  # step-wise
+        ([0, 700, 700, 702, 0, 90, 100], [(1, 4, 700), (5, 7, 90)]),
+        (
+            [0, 700, 300, 700, 700],
+            [(1, 2, 700), (2, 3, 300), (3, 5, 700)],
+        ),  # a system prompt of all groups
+        ([0, 1000, 1500, 1900], [(1, 2, 1000), (2, 4, 1500)]),  # step-wise
         ([0, 63, 20, 0], []),
         ([], []),
     ],
 )
 def test_neighbours_that_take_about_as_much_are_a_run(shared, runs):
-    assert runs_of(shared) == runs
+    assert common_prefixes(shared) == runs
 
 
 def parts(of, bounds):
