@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 
 from nanoskyrl.stages.core.digests import digest_bytes
 from nanoskyrl.stages.core.errors import InputError, told_as
-from nanoskyrl.stages.core.manifest import Manifest
+from nanoskyrl.stages.core.manifest import Manifest, Part
 from nanoskyrl.stages.core.storage import file_bytes, write_whole
+from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import RENAMED, SCHEMA_KEY, SCHEMA_VERSION
 
 COMPRESSION_LEVEL = 1
@@ -121,6 +122,13 @@ def read_part(path: Path, digest: str | None = None, columns: Sequence[str] | No
     if missing := [name for name in columns if name not in table.column_names]:
         raise InputError(f"`{path}` has no column `{missing[0]}`", hint="Run the stage that writes it again")
     return table.select(list(columns))
+
+
+def read_checked(directory: Path, stage: str, part: Part) -> pa.Table:
+    """Return a part that keeps every promise of shards of `stage`; raises as `read_part` and `check` do."""
+    table = read_part(directory / part.name, part.digest)
+    check(table, stage)
+    return table
 
 
 def _renamed_since(schema: pa.Schema, path: Path) -> dict[str, str]:
