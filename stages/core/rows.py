@@ -309,6 +309,13 @@ def values_in(table: pa.Table, name: str) -> list[Any]:
     return table.column(name).to_pylist() if name in table.column_names else [None] * table.num_rows
 
 
+def words_in(column: pa.ChunkedArray) -> list[str]:
+    """Return the words of a column; each is in memory once."""
+    encoded = one_chunk(column).dictionary_encode()
+    words = encoded.dictionary.to_pylist()
+    return [words[code] for code in encoded.indices.to_pylist()]
+
+
 def counts_in(column: pa.ChunkedArray) -> dict[Any, int]:
     """Return how often each value is in a column, in the order in which they first come."""
     return {item["values"]: item["counts"] for item in pc.value_counts(column).to_pylist()}
