@@ -9,12 +9,10 @@ Written for vLLM 0.26 to 0.32. Worked round, each with a test that notices when 
 - Keys guard /v1 alone, and weights are changed elsewhere: a middleware of ours guards every path.
 """
 
-import contextlib
 import json
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nanoskyrl.stages.core.children import drop_directory, ending_with_us, free_port, kept_directory
+from nanoskyrl.stages.core.children import drop_directory, ending_with_us, free_port, kept_directory, stop_process
 from nanoskyrl.stages.core.errors import EngineError, told_as
 from nanoskyrl.stages.core.gpus import visible
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
@@ -303,12 +301,7 @@ class ServerProcess:
     def stop(self, seconds: float = 20.0) -> None:
         """Ask it to stop, then make it; with all processes of its own."""
         if self.process is not None:
-            self.process.terminate()  # it ends its workers itself
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(seconds)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+            stop_process(self.process, seconds)
         if self.scratch is not None:
             drop_directory(self.scratch)
             self.scratch = None
