@@ -213,7 +213,8 @@ class _Fields:
         if name not in DEFAULTS:
             raise AttributeError(f"a trajectory has no `{name}`")
         if name not in self._table.column_names:
-            made: Any = _Default(DEFAULTS[name])
+            default = DEFAULTS[name]
+            made: Any = [default() if callable(default) else default for _ in range(self._table.num_rows)]
         elif name in TOKEN_COLUMNS:
             made = row_arrays(self._table.column(name))
         elif name == "turns":
@@ -226,16 +227,6 @@ class _Fields:
                 made = ["" if value is None else value for value in made]
         self.columns[name] = made
         return made
-
-
-class _Default:
-    """A column that no stage before `score` writes."""
-
-    def __init__(self, default: Any) -> None:
-        self._default = default
-
-    def __getitem__(self, row: int) -> Any:
-        return self._default() if callable(self._default) else self._default
 
 
 class _Json:

@@ -35,20 +35,15 @@ def part_name(index: int) -> str:
     return f"part-{index:05d}.parquet"
 
 
-def _leaves(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    """Yield the Parquet path and type of every leaf column."""
-
-    def walk(path: str, of: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
-        if pa.types.is_list(of):
-            yield from walk(f"{path}.list.element", of.value_type)
-        elif pa.types.is_struct(of):
-            for child in of:
-                yield from walk(f"{path}.{child.name}", child.type)
-        else:
-            yield path, of
-
-    for field in schema:
-        yield from walk(field.name, field.type)
+def _leaves(path: str, of: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+    """Yield the Parquet path and type of every leaf of a column."""
+    if pa.types.is_list(of):
+        yield from _leaves(f"{path}.list.element", of.value_type)
+    elif pa.types.is_struct(of):
+        for child in of:
+            yield from _leaves(f"{path}.{child.name}", child.type)
+    else:
+        yield path, of
 
 
 def write_part(path: Path, table: pa.Table) -> None:
@@ -59,7 +54,7 @@ def write_part(path: Path, table: pa.Table) -> None:
 def part_bytes(table: pa.Table) -> bytes:
     """Return the contents of a part's file."""
     buffer = io.BytesIO()
-    leaves = list(_leaves(table.schema))
+    leaves = [leaf for field in table.schema for leaf in _leaves(field.name, field.type)]
     split = [name for name, of in leaves if pa.types.is_floating(of) or name in TOKEN_IDS]
     others = [name for name, _ in leaves if name not in split]
     pq.write_table(
