@@ -5,6 +5,7 @@ optimizer step; the first one alone writes. `launch` starts them on this machine
 torchrun they find each other by the environment that it sets.
 """
 
+import itertools
 import logging
 import os
 from collections.abc import Sequence
@@ -184,12 +185,9 @@ def share_out(batches: Sequence[list[int]], lengths: Sequence[int], world: Proce
         half = min(max(1, int(np.searchsorted(ends, ends[-1] / 2))), len(largest) - 1)
         cut += [largest[:half], largest[half:]]
     cut.sort(key=lambda batch: (-tokens(batch), batch))
-    mine = []
-    for start in range(0, len(cut), world.size):
-        # Back and forth, so that nobody always gets the largest.
-        place = world.rank if (start // world.size) % 2 == 0 else world.size - 1 - world.rank
-        mine.append(cut[start + place])
-    return mine
+    # Back and forth, so that nobody always gets the largest.
+    places = itertools.cycle((world.rank, world.size - 1 - world.rank))
+    return [cut[start + place] for start, place in zip(range(0, len(cut), world.size), places, strict=False)]
 
 
 def launch(arguments: Sequence[str], processes: int) -> None:
