@@ -111,7 +111,7 @@ def plan_servers(policy: Path, config: VllmConfig, logs: Path) -> list[ServerPro
         )
     key = secrets.token_urlsafe(24)
     return [
-        ServerProcess(installation, config, gpus, model, config.lora_rank > 0, key, logs / f"vllm-{index}.log")
+        ServerProcess(installation, config, gpus, model, key, logs / f"vllm-{index}.log")
         for index, gpus in enumerate(groups)
     ]
 
