@@ -221,7 +221,7 @@ def launch(arguments: Sequence[str], processes: int) -> None:
         told = {rank_errors.PLACE: str(scratch), MARK: ending_with_us()[MARK]}
         if "OMP_NUM_THREADS" not in os.environ:  # accelerate would choose, and warn
             told["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // processes))
-        before = {name: os.environ.get(name) for name in told}
+        before = {name: os.environ[name] for name in told if name in os.environ}
         os.environ |= told
         others = {child.pid for child in psutil.Process().children()}
         try:
@@ -232,11 +232,9 @@ def launch(arguments: Sequence[str], processes: int) -> None:
             codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
             raise rank_errors.read_error(scratch, codes, processes) from None
         finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+            for name in told:
+                os.environ.pop(name, None)
+            os.environ |= before
             # Interrupted while it starts them, torch forgets those that have begun: they would wait for ever.
             _end([child for child in psutil.Process().children() if child.pid not in others])
 
