@@ -49,7 +49,7 @@ def groups_with_spread(
         metrics: Of each trajectory: its success, else its unshaped reward; None where neither is known. A reward
             shaped by length would vary in every group.
     """
-    known = grouped(pair for pair in zip(groups, metrics, strict=True) if pair[1] is not None)
+    known = grouped((group, metric) for group, metric in zip(groups, metrics, strict=True) if metric is not None)
     return {group for group, values in known.items() if has_spread(values)}
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nanoskyrl.algos.shaping import has_spread, metric_of
+from nanoskyrl.algos.shaping import has_spread
 from nanoskyrl.stages.core.metrics import Value, grouped, mean, variance
 from nanoskyrl.stages.core.rows import counts_in, words_in
 
@@ -30,7 +30,7 @@ def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:
         texts.update(counts_in(known.column("reward_parts")))
         verdicts = (known.column(name).to_pylist() for name in ("reward", "success"))
         rows += zip(*(words_in(known.column(name)) for name in ("env", "group_id")), *verdicts, strict=True)
-    groups = grouped((group, metric_of(success, reward)) for _, group, reward, success in rows)
+    groups = grouped((group, reward if success is None else float(success)) for _, group, reward, success in rows)
     spread = {group: variance(values) for group, values in groups.items() if len(values) > 1}
     parts = grouped(
         (name, value)
