@@ -6,7 +6,7 @@ has. Rows that are not kept stay in the shards with a reason and null advantages
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,19 +102,18 @@ def advantage(
         # Several processes make the same passes, so none looks into parts that are in place.
         kept = out if world is None or world.size == 1 else None
         batch = Stored(scored, source, asks, Models(policy, reference, passes), watch)
-        columns, passed = _columns(batch, config, estimator, kept)
+        columns, passed, starts = _columns(batch, config, estimator, kept)
         if out is None:
             assert world is not None
             world.barrier()
             return read_manifest(output)
 
-        starts = list(accumulate((part.rows for part in source.parts), initial=0))
         work_numbers: Mapping[str, Value] = {}
         if executor is not None:
             job = Job(begin=begin_parts, arguments={"scored": scored.absolute(), "output": output.absolute()})
             missing = (
-                (index, (part, columns.of_rows(start, start + part.rows)))
-                for index, (part, start) in enumerate(zip(source.parts, starts, strict=False))
+                (index, (part, columns.of_rows(*rows)))
+                for index, (part, rows) in enumerate(zip(source.parts, pairwise(starts), strict=False))
                 if not out.has_part(index)
             )
             with watch("estimate"):
@@ -176,8 +175,8 @@ def preview(
 
 def _columns(
     batch: Stored, config: AdvantageConfig, estimator: Estimator, out: Output | None = None
-) -> tuple[AdvantageColumns, Passed]:
-    """Return the columns of `advantage`, one value a row of the batch, and what models gave.
+) -> tuple[AdvantageColumns, Passed, list[int]]:
+    """Return the columns of `advantage`, one value a row of the batch, what models gave, and where each part begins.
 
     Args:
         batch: Scored rows.
@@ -197,7 +196,8 @@ def _columns(
         with watch("passes"):
             passed = _passes(batch, out, rows_needed(trajectories, reasons, config), config, trajectories.masks)
     with watch("estimate"):
-        return estimate(trajectories, reasons, passed, config, estimator), passed
+        columns = estimate(trajectories, reasons, passed, config, estimator)
+    return columns, passed, list(accumulate((table.num_rows for table in facts), initial=0))
 
 
 def _estimator(config: AdvantageConfig) -> Estimator:
