@@ -74,6 +74,10 @@ class Preparation:
         executor = self.kept.executor() if self.processes == 1 else None
         return {} if executor is None else {"executor": executor}
 
+    def engine_config(self, name: str) -> Any:
+        """Return the settings of an engine."""
+        return plugin_config(self.settings, "engine", name)
+
     def rollout_work(self, step: int, policy: Path | None = None, output: Path | None = None) -> Work:
         """Return what attempting the tasks of a step is called with."""
         config = self.rollout_config(step=step)

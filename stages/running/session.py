@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nanoskyrl.stages.core.code import OtherCode
-from nanoskyrl.stages.core.config import Settings, plugin_config, stage_config
+from nanoskyrl.stages.core.config import Settings, stage_config
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import METRICS, MetricsLog
@@ -81,7 +81,7 @@ class Session(Preparation):
             step = (self.places.step_of(output) or 0) if output is not None else self.run.next_step()
         # Before anything is written: names, settings and tasks are right.
         config = self.rollout_config(step=step)
-        plugin_config(self.settings, "engine", config.engine)
+        self.engine_config(config.engine)
         environment_and_tasks(config, self.settings)
         return self._outcome(self.rollout_work(step, policy, output), force)
 
@@ -247,7 +247,7 @@ class Session(Preparation):
         # A policy from elsewhere has no version here; its digest names the evaluation.
         place = f"{version:08d}" if version is not None else policy_digest(policy)[:8] if policy else None
         if place is None:
-            model = getattr(plugin_config(self.settings, "engine", rollout_config.engine), "model", None)
+            model = getattr(self.engine_config(rollout_config.engine), "model", None)
             place = re.sub(r"[^\w.-]+", "_", str(model or rollout_config.engine))
         what: str = name or config.env or sole_environment(rollout_config.env)
         target = output or self.run.root / EVALUATIONS / place / what
