@@ -215,13 +215,15 @@ def judged_before(output: Path, head: Head) -> Verdicts | None:
         described["settings"] = {k: v for k, v in described["settings"].items() if k not in (REWARD_CODE, "plugins")}
     if first_difference(ours, theirs) is not None:
         return None
-    verdicts: Verdicts = {}
-    for table in read_parts(output, manifest) if changed is None else ():
-        for row in table.select(VERDICT_COLUMNS).to_pylist():
-            if row["score_status"] == "scored":
-                verdict = Score(reward=row["reward"], success=row["success"], parts=json.loads(row["reward_parts"]))
-                verdicts[row["trajectory_id"]] = verdict, "scored"
-    return verdicts
+    tables = read_parts(output, manifest, VERDICT_COLUMNS) if changed is None else ()
+    return {
+        row["trajectory_id"]: (
+            Score(reward=row["reward"], success=row["success"], parts=json.loads(row["reward_parts"])), "scored"
+        )
+        for table in tables
+        for row in table.to_pylist()
+        if row["score_status"] == "scored"
+    }  # fmt: skip
 
 
 def why_unjudged(reasons: Counter[str]) -> dict[str, Any]:

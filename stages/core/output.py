@@ -191,12 +191,10 @@ def part_files(directory: Path) -> list[Path]:
 def folder_digests(directory: Path) -> dict[str, str]:
     """Return the digest of every file that a stage wrote beside its parts."""
     found = {SUMMARY: digest_file(directory / SUMMARY)} if (directory / SUMMARY).is_file() else {}
-    for folder in FOLDERS:
-        if (directory / folder).is_dir():
-            for path in sorted(path for path in (directory / folder).rglob("*") if path.is_file()):
-                # Policy and state were hashed when they were written.
-                found[path.relative_to(directory).as_posix()] = cached_digest(path)
-    return found
+    folders = [directory / folder for folder in FOLDERS if (directory / folder).is_dir()]
+    files = (path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file())
+    # Policy and state were hashed when they were written.
+    return found | {path.relative_to(directory).as_posix(): cached_digest(path) for path in files}
 
 
 @contextlib.contextmanager
