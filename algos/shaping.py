@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from nanoskyrl.stages.core.metrics import grouped
+
 ZERO_SPREAD = 1e-6
 """Rewards closer than this, relative to the largest, are equal: twelve times 0.7 has a variance only by rounding."""
 
@@ -39,29 +41,16 @@ def has_spread(rewards: Sequence[float], tolerance: float = ZERO_SPREAD) -> bool
 def groups_with_spread(
     groups: Sequence[str],
     metrics: Sequence[float | None],
-    *,
-    tolerance: float = ZERO_SPREAD,
-    keep_singletons: bool = False,
 ) -> set[str]:
-    """Return the groups whose metric varies by more than the tolerance.
+    """Return the groups whose metric varies, as `has_spread` has it.
 
     Args:
         groups: Of each trajectory.
         metrics: Of each trajectory: its success, else its unshaped reward; None where neither is known. A reward
             shaped by length would vary in every group.
-        tolerance: Largest difference that counts as none, relative to the largest metric.
-        keep_singletons: Whether a group with at most one known metric is kept.
     """
-    known: dict[str, list[float]] = {}
-    for group, metric in zip(groups, metrics, strict=True):
-        of_group = known.setdefault(group, [])
-        if metric is not None:
-            of_group.append(metric)
-    return {
-        group
-        for group, values in known.items()
-        if (len(values) < 2 and keep_singletons) or has_spread(values, tolerance)
-    }
+    known = grouped((group, metric) for group, metric in zip(groups, metrics, strict=True) if metric is not None)
+    return {group for group, values in known.items() if has_spread(values)}
 
 
 def metric_of(success: bool | None, reward: float | None) -> float | None:

@@ -4,8 +4,9 @@ The estimator sees the rewards of a group's trajectories, each once, however man
 has. Rows that are not kept stay in the shards with a reason and null advantages.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from nanoskyrl.algos.estimators.base import Estimator
-from nanoskyrl.stages.core.at_once import Behind, ahead
 from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import row_settings
 from nanoskyrl.stages.core.errors import SettingsError
@@ -23,7 +23,7 @@ from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value
 from nanoskyrl.stages.core.output import Output, Written, commit_part, open_output
 from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.rows import row_arrays
-from nanoskyrl.stages.core.shards import part_name, read_part
+from nanoskyrl.stages.core.shards import part_name, read_checked, read_part
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import schema_of
 from nanoskyrl.stages.learning.advantage_columns import (
@@ -39,13 +39,13 @@ from nanoskyrl.stages.learning.advantage_columns import (
     summary,
 )
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
-from nanoskyrl.stages.learning.advantage_inputs import NO_MODELS, Held, Models, Stored
+from nanoskyrl.stages.learning.advantage_inputs import NO_MODELS, Models, Stored
 from nanoskyrl.stages.learning.kl_in_reward import FACT, Passed, coefficient, facts_of
 from nanoskyrl.stages.learning.trajectories import COLUMNS, LENGTHS, MASK, Rows, gather
 from nanoskyrl.stages.models.policy import check_critic, critic_digest, policy_digest
 
 if TYPE_CHECKING:
-    from nanoskyrl.stages.learning.model_columns import Passes, Wanted
+    from nanoskyrl.stages.learning.model_columns import Passes
 
 
 def advantage(
@@ -81,7 +81,7 @@ def advantage(
     """
     watch = Stopwatch()
     config = replace(config, estimator=config.estimator or "grpo")
-    estimator = _estimator(str(config.estimator))
+    estimator = _estimator(config)
     source = read_manifest(scored, stage="score")
     asks = _asks(config, estimator)
     _check_named(asks, policy, reference)
@@ -99,11 +99,10 @@ def advantage(
         up_to_date = out is not None and out.manifest is not None
         if up_to_date if world is None else world.broadcast(up_to_date):
             return (out and out.manifest) or read_manifest(output)
-        models = Models(policy, reference, passes)
         # Several processes make the same passes, so none looks into parts that are in place.
         kept = out if world is None or world.size == 1 else None
-        batch = Stored(scored, source, asks, models, watch)
-        columns, passed = _columns(batch, config, estimator, models, out=kept, watch=watch)
+        batch = Stored(scored, source, asks, Models(policy, reference, passes), watch)
+        columns, passed, starts = _columns(batch, config, estimator, kept)
         if out is None:
             assert world is not None
             world.barrier()
@@ -112,34 +111,24 @@ def advantage(
         work_numbers: Mapping[str, Value] = {}
         if executor is not None:
             job = Job(begin=begin_parts, arguments={"scored": scored.absolute(), "output": output.absolute()})
+            missing = (
+                (index, (part, columns.of_rows(*rows)))
+                for index, (part, rows) in enumerate(zip(source.parts, pairwise(starts), strict=False))
+                if not out.has_part(index)
+            )
             with watch("estimate"):
-                executor.fill(out, job, _slices(source, columns, out))
+                executor.fill(out, job, missing)
             work_numbers = executor.facts()
 
-        def stored() -> Iterator[tuple[int, bool, pa.Table]]:
-            for index in range(len(source.parts)):
-                there = out.has_part(index)
-                yield (
-                    index,
-                    there,
-                    (read_part(output / part_name(index), columns=SUMMARY_COLUMNS) if there else batch.part(index)),
-                )
-
-        def parts() -> Iterator[pa.Table]:
-            start = 0
-            with Behind(watch, "write") as writer:
-                for index, there, part in ahead(stored(), watch, "read"):
-                    if not there:
-                        with watch("estimate"):
-                            part = add_columns(part, columns, start)
-                        with watch("check"):
-                            check(part, "advantage", checked="score")
-                        writer(out.write_part, index, part)
-                    start += part.num_rows
-                    yield part
+        def made(index: int, table: pa.Table) -> pa.Table:
+            with watch("estimate"):
+                found = add_columns(table, columns, starts[index])
+            with watch("check"):
+                check(found, "advantage", checked="score")
+            return found
 
         with watch("summary"):
-            numbers = summary(parts())
+            numbers = summary(out.parts(source.parts, batch.part, made, SUMMARY_COLUMNS, watch))
         with watch("write"):
             facts |= facts_of(columns.tokens, passed, config)
             manifest = out.finish(rows_in=source.rows_out, facts=facts)
@@ -156,22 +145,11 @@ def begin_parts(*, scored: Path, output: Path) -> Maker:
 
     def make(index: int, item: tuple[Part, AdvantageColumns]) -> Written:
         source, columns = item
-        table = read_part(scored / source.name, source.digest)
-        check(table, "score")
-        found = add_columns(table, columns)
+        found = add_columns(read_checked(scored, "score", source), columns)
         check(found, "advantage", checked="score")
         return commit_part(output, index, found, dropped_by_reason)
 
     return make
-
-
-def _slices(source: Manifest, columns: AdvantageColumns, out: Output) -> Iterator[tuple[int, Any]]:
-    """Yield index, part and columns of each part that is missing."""
-    start = 0
-    for index, part in enumerate(source.parts):
-        if not out.has_part(index):
-            yield index, (part, columns.of_rows(start, start + part.rows))
-        start += part.rows
 
 
 def _before(config: AdvantageConfig, previous: Path | None) -> Manifest | None:
@@ -182,72 +160,48 @@ def _before(config: AdvantageConfig, previous: Path | None) -> Manifest | None:
 def preview(
     scored: Path, config: AdvantageConfig, models: Models = NO_MODELS, previous: Path | None = None
 ) -> pa.Table:
-    """Return what `advantage` would write of scored shards."""
-    config = replace(config, kl_reward_coef=coefficient(config, _before(config, previous)))
-    asks = _asks(config, _estimator(config.estimator or "grpo"))
-    batch = Stored(scored, read_manifest(scored, stage="score"), asks, models, Stopwatch())
-    tables = [batch.part(index) for index in range(len(batch))]
-    return _filled(pa.concat_tables(tables or [schema_of("score").empty_table()]), config, models)
-
-
-def add_advantages(table: pa.Table, config: AdvantageConfig, models: Models = NO_MODELS) -> pa.Table:
-    """Return a scored table, the whole batch, with the columns of `advantage`.
-
-    Raises:
-        SettingsError: an unknown estimator, a group of one under `singleton = error`, or a policy that is not named.
-    """
-    check(table, "score")
-    return _filled(table, config, models)
-
-
-def _filled(table: pa.Table, config: AdvantageConfig, models: Models) -> pa.Table:
-    """Return a scored table that was checked, the whole batch, with the columns of `advantage`."""
-    estimator = _estimator(config.estimator or "grpo")
-    _check_named(_asks(config, estimator), models.policy, models.reference)
-    found = add_columns(table, _columns(Held(table), config, estimator, models)[0])
+    """Return what `advantage` would write of scored shards; raises as it does."""
+    config, estimator = (
+        replace(config, kl_reward_coef=coefficient(config, _before(config, previous))),
+        _estimator(config),
+    )
+    batch = Stored(scored, read_manifest(scored, stage="score"), _asks(config, estimator), models, Stopwatch())
+    _check_named(batch.asks, models.policy, models.reference)
+    tables = [batch.part(part) for part in batch.source.parts] or [schema_of("score").empty_table()]
+    found = add_columns(pa.concat_tables(tables), _columns(batch, config, estimator)[0])
     check(found, "advantage", checked="score")
     return found
 
 
 def _columns(
-    batch: Stored | Held,
-    config: AdvantageConfig,
-    estimator: Estimator,
-    models: Models,
-    *,
-    out: Output | None = None,
-    watch: Stopwatch | None = None,
-) -> tuple[AdvantageColumns, Passed]:
-    """Return the columns of `advantage`, one value a row of the batch, and what models gave.
+    batch: Stored, config: AdvantageConfig, estimator: Estimator, out: Output | None = None
+) -> tuple[AdvantageColumns, Passed, list[int]]:
+    """Return the columns of `advantage`, one value a row of the batch, what models gave, and where each part begins.
 
     Args:
         batch: Scored rows.
         config: The estimator, the shaping and the filters.
         estimator: The one that config names.
-        models: For the columns that need some.
         out: Where parts of an interrupted run may hold what models gave.
-        watch: Where time is noted.
     """
-    watch = watch or Stopwatch()
+    watch = batch.watch
     names = [*COLUMNS, *LENGTHS * bool(config.overlong_buffer_length), *[MASK] * looks_at_tokens(config, estimator)]
     with watch("read"):
         facts = list(batch.columns(names)) or [schema_of("score").empty_table().select(names)]
     with watch("estimate"):
         trajectories = gather(facts)
         reasons = drop_reasons(trajectories, config)
-    asks, passed = _asks(config, estimator), Passed({}, [], trajectories.masks)
-    if asks:
-        from nanoskyrl.stages.learning.model_columns import Wanted
-
-        wanted = Wanted(policy=models.policy, reference=models.reference, **{name: name in asks for name in PASSED})
+    passed = Passed({}, [], trajectories.masks)
+    if batch.asks:
         with watch("passes"):
-            needed = rows_needed(trajectories, reasons, config)
-            passed = _passes(batch, out, needed, models.passes or _fresh_passes(), wanted, config, trajectories.masks)
+            passed = _passes(batch, out, rows_needed(trajectories, reasons, config), config, trajectories.masks)
     with watch("estimate"):
-        return estimate(trajectories, reasons, passed, config, estimator), passed
+        columns = estimate(trajectories, reasons, passed, config, estimator)
+    return columns, passed, list(accumulate((table.num_rows for table in facts), initial=0))
 
 
-def _estimator(name: str) -> Estimator:
+def _estimator(config: AdvantageConfig) -> Estimator:
+    name = config.estimator or "grpo"
     found = lookup("estimator", name)
     if not isinstance(found, Estimator):
         raise SettingsError(
@@ -258,7 +212,7 @@ def _estimator(name: str) -> Estimator:
 
 def needs_models(config: AdvantageConfig) -> bool:
     """Say whether any column needs a model."""
-    return bool(_asks(config, _estimator(config.estimator or "grpo")))
+    return bool(_asks(config, _estimator(config)))
 
 
 def _asks(config: AdvantageConfig, estimator: Estimator) -> set[str]:
@@ -292,7 +246,7 @@ def head(
     """
     config = replace(config, estimator=config.estimator or "grpo")
     source = read_manifest(scored, stage="score")
-    asks = _asks(config, _estimator(str(config.estimator)))
+    asks = _asks(config, _estimator(config))
     inputs = {source.stage: source.digest}
     if "ref_logprobs" in asks and reference is not None:
         inputs["reference"] = policy_digest(reference)
@@ -315,17 +269,14 @@ def _fresh_passes() -> "Passes":
     return Passes(Learner())
 
 
-def _passes(
-    batch: Stored | Held, out: Output | None, needed: set[int], passes: "Passes", wanted: "Wanted",
-    config: AdvantageConfig, masks: Rows,
-) -> Passed:  # fmt: skip
+def _passes(batch: Stored, out: Output | None, needed: set[int], config: AdvantageConfig, masks: Rows) -> Passed:
     """Return the columns that models give, row by row; parts in place already hold theirs."""
-    asked = [name for name in PASSED if getattr(wanted, name)]
+    asked, passes = [name for name in PASSED if name in batch.asks], batch.models.passes or _fresh_passes()
     found: dict[str, list[np.ndarray | None]] = {name: [] for name in asked}
     sampled: list[np.ndarray | None] = []
     start = 0
-    for index in range(len(batch)):
-        table = batch.part(index)
+    for index, part in enumerate(batch.source.parts):
+        table = batch.part(part)
         if config.use_kl_in_reward:
             sampled += row_arrays(table.column("rollout_logprobs"))
         if out is not None and out.has_part(index) and not config.use_kl_in_reward:
@@ -333,7 +284,8 @@ def _passes(
             made = {name: row_arrays(there.column(name)) for name in PASSED}
         else:
             rows_of = [row for row in range(table.num_rows) if start + row in needed]
-            columns = passes.columns(table.take(rows_of), wanted, config.max_tokens_per_micro_batch) if rows_of else {}
+            chosen, most = table.take(rows_of), config.max_tokens_per_micro_batch
+            columns = passes.columns(chosen, batch.asks, batch.models, most) if rows_of else {}
             made = {name: _scattered(numbers, rows_of, table.num_rows) for name, numbers in columns.items()}
         for name in asked:
             found[name] += made.get(name) or [None] * table.num_rows

@@ -177,8 +177,7 @@ def rollout(
                 filler.fill(parts, sampling_round=rounds)
                 if scorer is not None:
                     with watch("score"):
-                        for i in parts:
-                            spread += groups_with_signal(output, i, scorer, threads)
+                        spread += sum(groups_with_signal(output, part, scorer, threads) for part in parts)
                 index += len(parts)
                 rounds += 1
                 if scorer is None or spread >= len(plan.tasks) or rounds >= config.max_sample_batches:

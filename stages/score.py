@@ -13,6 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,7 +35,6 @@ from nanoskyrl.envs.graders.verdicts import (
     judge,
     weighted,
 )
-from nanoskyrl.stages.core.at_once import Behind, ahead
 from nanoskyrl.stages.core.checked import PLACE, Checked, PositiveFloat, PositiveInt
 from nanoskyrl.stages.core.code import plugin_digests
 from nanoskyrl.stages.core.config import plugin_config, row_settings, stage_config
@@ -44,7 +44,7 @@ from nanoskyrl.stages.core.manifest import NUMBERS, Head, Manifest, Part, first_
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, finite
 from nanoskyrl.stages.core.output import Written, commit_part, open_output
 from nanoskyrl.stages.core.rows import counts_in, from_table, to_json
-from nanoskyrl.stages.core.shards import part_name, read_part, read_parts
+from nanoskyrl.stages.core.shards import part_name, read_checked, read_part, read_parts
 from nanoskyrl.stages.core.storage import make_directory, write_whole
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import schema_of
@@ -136,36 +136,24 @@ def score(
                 executor.fill(out, job, missing)
             work_numbers = executor.facts()
 
-        def stored() -> Iterator[tuple[int, bool, pa.Table]]:
-            for index, part in enumerate(source.parts):
-                if there := out.has_part(index):
-                    found = read_part(output / part_name(index), columns=SUMMARY_COLUMNS)
-                else:
-                    found = _read_rollout(rollout, part)
-                yield index, there, found
+        def judged(index: int, table: pa.Table) -> pa.Table:
+            with watch("score"):
+                return score_table(table, scorer, threads, kept or _kept(rollout, index, sampled_by))
 
-        def parts() -> Iterator[pa.Table]:
-            # One part is read and another one written while one is judged: that is another processor's work.
-            with Behind(watch, "write") as writer:
-                for index, there, found in ahead(stored(), watch, "read"):
-                    if not there:
-                        with watch("score"):
-                            found = score_table(found, scorer, threads, kept or _kept(rollout, index, sampled_by))
-                        writer(out.write_part, index, found)
-                    reasons.update(_reasons(found))
-                    yield found
+        def noted(table: pa.Table) -> pa.Table:
+            reasons.update(_reasons(table))
+            return table
 
         with watch("summary"):
-            numbers = summary(parts())
+            read = partial(read_checked, rollout, "rollout")
+            numbers = summary(map(noted, out.parts(source.parts, read, judged, SUMMARY_COLUMNS, watch)))
         with watch("write"):
             # What `advantage` goes by: it sees no rollout.
             facts = {"sampling": sampling_of(source.settings["rollout"]), **why_unjudged(reasons)}
             facts[NUMBERS] = finite(numbers)
             manifest = out.finish(rows_in=source.rows_out, facts=facts)
-    if reason := manifest.facts.get("unjudged"):
-        log_reason = {"score/unjudged": f"{reason['reason']} ({reason['count']} trajectories)"}
-    else:
-        log_reason = {}
+    reason = manifest.facts.get("unjudged")
+    log_reason = {"score/unjudged": f"{reason['reason']} ({reason['count']} trajectories)"} if reason else {}
     work_numbers = {f"score/{key}": value for key, value in work_numbers.items()}
     log.write("score", {**log_reason, **numbers, **work_numbers, **watch.timings()})
     return manifest
@@ -185,16 +173,10 @@ def begin_parts(
     scorer, threads = scoring(config, make_environment(env, settings), settings)
 
     def make(index: int, part: Part) -> Written:
-        known = kept or _kept(rollout, index, sampled_by)
-        return commit_part(output, index, score_table(_read_rollout(rollout, part), scorer, threads, known), unjudged)
+        table, known = read_checked(rollout, "rollout", part), kept or _kept(rollout, index, sampled_by)
+        return commit_part(output, index, score_table(table, scorer, threads, known), unjudged)
 
     return make
-
-
-def _read_rollout(rollout: Path, part: Part) -> pa.Table:
-    table = read_part(rollout / part.name, part.digest)
-    check(table, "rollout")
-    return table
 
 
 def head(rollout: Path, config: ScoreConfig, *, settings: dict[str, dict[str, Any]] | None = None) -> Head:
@@ -233,13 +215,15 @@ def judged_before(output: Path, head: Head) -> Verdicts | None:
         described["settings"] = {k: v for k, v in described["settings"].items() if k not in (REWARD_CODE, "plugins")}
     if first_difference(ours, theirs) is not None:
         return None
-    verdicts: Verdicts = {}
-    for table in read_parts(output, manifest) if changed is None else ():
-        for row in table.select(VERDICT_COLUMNS).to_pylist():
-            if row["score_status"] == "scored":
-                verdict = Score(reward=row["reward"], success=row["success"], parts=json.loads(row["reward_parts"]))
-                verdicts[row["trajectory_id"]] = verdict, "scored"
-    return verdicts
+    tables = read_parts(output, manifest, VERDICT_COLUMNS) if changed is None else ()
+    return {
+        row["trajectory_id"]: (
+            Score(reward=row["reward"], success=row["success"], parts=json.loads(row["reward_parts"])), "scored"
+        )
+        for table in tables
+        for row in table.to_pylist()
+        if row["score_status"] == "scored"
+    }  # fmt: skip
 
 
 def why_unjudged(reasons: Counter[str]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""A small stage to write outputs with: parts, crashes, and files that are edited afterwards."""
+"""Outputs for tests: a small stage that writes parts and crashes, files edited afterwards, advantages of a table."""
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from nanoskyrl.stages.advantage import preview
 from nanoskyrl.stages.core.manifest import Head
 from nanoskyrl.stages.core.output import open_output
 from nanoskyrl.stages.core.shards import read_part, write_part
+from nanoskyrl.stages.learning.advantage_inputs import NO_MODELS
 
 HEAD = Head(
     stage="rollout",
@@ -34,7 +37,7 @@ def work(directory, head=HEAD, *, crash_before=None, **options):
     """Do what a stage does, and return the numbers of the parts that were not there yet."""
     written = []
     with open_output(directory, head, dropped=count_dropped, **options) as output:
-        if output.up_to_date:
+        if output.manifest is not None:
             return None
         for index in range(PARTS):
             if index == crash_before:
@@ -67,3 +70,13 @@ def edit_part(path: Path, column: str, change: Callable[[list[Any]], None]) -> N
     change(values)
     field = table.schema.field(column)
     write_part(path, table.set_column(table.column_names.index(column), field, pa.array(values, field.type)))
+
+
+def add_advantages(scored, config, models=NO_MODELS):
+    """Return what `advantage` would write of a table of scored rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "score"
+        with open_output(place, Head(stage="score", settings={})) as output:
+            output.write_part(0, scored)
+            output.finish(rows_in=scored.num_rows)
+        return preview(place, config, models)

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from nanoskyrl.algos.shaping import ZERO_SPREAD, has_spread
+from nanoskyrl.algos.shaping import has_spread
 from nanoskyrl.stages.core.checked import Checked, Share
 from nanoskyrl.stages.core.metrics import grouped
 
@@ -88,7 +88,6 @@ def group_normalized(
     divide_by_std: bool = True,
     ddof: int = 1,
     singleton: str = "zero",
-    tolerance: float = ZERO_SPREAD,
 ) -> Numbers:
     """Return (reward - mean) / (std + eps) over the scored members of a group.
 
@@ -100,7 +99,6 @@ def group_normalized(
         divide_by_std: False leaves the difference from the mean (Dr. GRPO, arXiv 2503.20783).
         ddof: taken off the count in the standard deviation.
         singleton: raw gives a group of one its reward, anything else 0.
-        tolerance: spread, relative to the largest reward, up to which rewards are equal.
 
     Returns:
         One advantage a member: None where the reward is None; 0 for a group without spread.
@@ -108,7 +106,7 @@ def group_normalized(
     scored = [reward for reward in rewards if reward is not None]
     if len(scored) == 1 and singleton == "raw":
         return list(rewards)
-    if not has_spread(scored, tolerance):
+    if not has_spread(scored):
         return [None if reward is None else 0.0 for reward in rewards]
     mean = math.fsum(scored) / len(scored)
     scale = 1 / (std(scored, ddof) + eps) if divide_by_std else 1.0

@@ -187,11 +187,8 @@ def _meta_text(meta: Meta, inner: str) -> str:
 @functools.cache
 def field_docs(config: type) -> dict[str, str]:
     """Return what the text below each field of a settings dataclass says, fields that it inherits included."""
-    docs: dict[str, str] = {}
-    for base in reversed(config.__mro__):
-        if dataclasses.is_dataclass(base):
-            docs |= _own_docs(base)
-    return docs
+    bases = [base for base in reversed(config.__mro__) if dataclasses.is_dataclass(base)]
+    return {name: text for base in bases for name, text in _own_docs(base).items()}
 
 
 def _own_docs(config: type) -> dict[str, str]:

@@ -120,6 +120,16 @@ def is_gone(said: dict[str, str | int | None]) -> bool:
     return said["boot"] != _boot() or start_of(said["pid"]) != said["start"]
 
 
+def stop_process(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Ask a process that leads a group of its own to stop, then make it, with all that is left of the group."""
+    process.terminate()  # it ends what it started itself
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def free_port() -> int:
     """Return a port of loopback that nothing listens on now, for a process that is about to be started."""
     with socket.socket() as found:

@@ -8,7 +8,6 @@ not, for settings choose from them. Code of the user's is a setting: see `regist
 
 import ast
 import functools
-import importlib
 import importlib.util
 import re
 import sys
@@ -64,7 +63,7 @@ def code_of(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         version of the package; digest of all modules; modules, by name the head of the digest of each.
     """
     begins = f"nanoskyrl.stages.{stage}" if stage in OURS else "nanoskyrl.stages.core.own_stage"
-    modules = imported([begins, *_plugins(settings)], _source)
+    modules = imported([begins, *_plugins(settings)], functools.partial(_source_in, SOURCES))
     return {
         "version": package_version("nanoskyrl") or "unknown",
         "digest": digest_json(modules),
@@ -100,14 +99,9 @@ def _plugins(settings: Mapping[str, Any]) -> Iterator[str]:
         yield from (plugins[name].partition(":")[0] for name in names if name in plugins)
 
 
-def _source(module: str) -> Path | None:
-    """Return the file of a module of the package; None for others."""
-    return _source_in(SOURCES, module)
-
-
 @functools.cache
 def _source_in(sources: Path, module: str) -> Path | None:
-    """Return the same in a folder of sources; a process looks for each module once."""
+    """Return the file of a module of the package in a folder of sources; None for others. Each is looked for once."""
     package, _, rest = module.partition(".")
     path = sources.joinpath(*rest.split(".")).with_suffix(".py")
     return path if package == "nanoskyrl" and rest and path.is_file() else None

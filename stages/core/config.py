@@ -255,11 +255,8 @@ def _suggest(table: str, key: str, known: list[str]) -> str:
 def _place_of(key: str) -> tuple[str, str] | None:
     """Return table and name of the setting that a key most likely stands for, under our word or a rival's."""
     key = RIVAL_WORDS.get(key, key)
-    places: dict[str, str] = {}
-    for table in tables():
-        found = config_class(table)
-        for field in dataclasses.fields(found) if found else ():
-            places.setdefault(field.name, table)
+    configs = {table: config_class(table) for table in reversed(tables())}  # of two with the name, the first holds
+    places = {field.name: table for table, found in configs.items() if found for field in dataclasses.fields(found)}
     close = difflib.get_close_matches(key, places, n=1, cutoff=0.75)
     return (places[close[0]], close[0]) if close else None
 
@@ -271,12 +268,9 @@ def build(config: type[C], values: Mapping[str, Any], table: str) -> C:
         SettingsError: names the key, the type it must have and what was found.
     """
     known = [field.name for field in dataclasses.fields(config)]  # type: ignore[arg-type]
-    kwargs = {}
-    for key, value in values.items():
-        if key not in known:
-            raise SettingsError(f"unknown key `{table}.{key}`", hint=_suggest(table, key, known))
-        kwargs[key] = checked(config, key, value, table)
-    return config(**kwargs)
+    if unknown := next((key for key in values if key not in known), None):
+        raise SettingsError(f"unknown key `{table}.{unknown}`", hint=_suggest(table, unknown, known))
+    return config(**{key: checked(config, key, value, table) for key, value in values.items()})
 
 
 def stage_config(settings: Mapping[str, Mapping[str, Any]], stage: str, **flags: Any) -> Any:

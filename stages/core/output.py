@@ -11,12 +11,13 @@ import json
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from nanoskyrl.stages.core.at_once import Behind, ahead
 from nanoskyrl.stages.core.code import OtherCode, changed_modules, code_of
 from nanoskyrl.stages.core.config import with_later_keys
 from nanoskyrl.stages.core.digests import cached_digest, digest_bytes, digest_file
@@ -35,6 +36,7 @@ from nanoskyrl.stages.core.manifest import (
     read_manifest,
     read_started,
 )
+from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.core.registry import package_version
 from nanoskyrl.stages.core.safe_text import shortened
 from nanoskyrl.stages.core.shards import part_bytes, part_name, read_part, write_part
@@ -95,11 +97,6 @@ class Output:
         self.manifest: Manifest | None = None
         """Set when the directory is finished."""
 
-    @property
-    def up_to_date(self) -> bool:
-        """Whether there is nothing to do."""
-        return self.manifest is not None
-
     def has_part(self, index: int) -> bool:
         """Say whether a part is in place from an earlier, interrupted run."""
         return (self.directory / part_name(index)).is_file()
@@ -113,6 +110,38 @@ class Output:
     def note(self, written: Written) -> None:
         """Take down a part that a worker has committed."""
         self._written[written[0].name] = written
+
+    def parts(
+        self,
+        sources: Sequence[Part],
+        read: Callable[[Part], pa.Table],
+        make: Callable[[int, pa.Table], pa.Table],
+        columns: Sequence[str],
+        watch: Stopwatch,
+    ) -> Iterator[pa.Table]:
+        """Yield all parts in their order, once those that are missing are made and on their way into place.
+
+        One part is read and another one written while one is made: that is another processor's work.
+
+        Args:
+            sources: What the parts are made from, one each.
+            read: Reads one of these.
+            make: Makes a part from its index and that.
+            columns: Of parts that were in place; the others come whole.
+            watch: Where the time is noted.
+        """
+
+        def stored() -> Iterator[tuple[int, bool, pa.Table]]:
+            for index, source in enumerate(sources):
+                there, place = self.has_part(index), self.directory / part_name(index)
+                yield index, there, read_part(place, columns=columns) if there else read(source)
+
+        with Behind(watch, "write") as writer:
+            for index, there, part in ahead(stored(), watch, "read"):
+                if not there:
+                    part = make(index, part)
+                    writer(self.write_part, index, part)
+                yield part
 
     def finish(self, *, rows_in: int, facts: Mapping[str, Any] | None = None) -> Manifest:
         """Close the directory with its manifest.
@@ -162,12 +191,10 @@ def part_files(directory: Path) -> list[Path]:
 def folder_digests(directory: Path) -> dict[str, str]:
     """Return the digest of every file that a stage wrote beside its parts."""
     found = {SUMMARY: digest_file(directory / SUMMARY)} if (directory / SUMMARY).is_file() else {}
-    for folder in FOLDERS:
-        if (directory / folder).is_dir():
-            for path in sorted(path for path in (directory / folder).rglob("*") if path.is_file()):
-                # Policy and state were hashed when they were written.
-                found[path.relative_to(directory).as_posix()] = cached_digest(path)
-    return found
+    folders = [directory / folder for folder in FOLDERS if (directory / folder).is_dir()]
+    files = (path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file())
+    # Policy and state were hashed when they were written.
+    return found | {path.relative_to(directory).as_posix(): cached_digest(path) for path in files}
 
 
 @contextlib.contextmanager
@@ -197,9 +224,8 @@ def open_output(
     with locked(directory):
         if is_finished(directory) and not force:  # another process ended it meanwhile
             output.manifest = _finished_already(directory, head)
-            yield output
-            return
-        _begin(directory, head, force=force, keep_parts=keep_parts)
+        else:
+            _begin(directory, head, force=force, keep_parts=keep_parts)
         yield output
 
 

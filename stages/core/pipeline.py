@@ -57,32 +57,34 @@ class Stage:
         return load_attribute(f"{module}:{name or own}", what="stage")
 
 
-ROLLOUT = Stage(
-    name="rollout", input=None, columns="rollout", needs=frozenset({ENGINE}),
-    config="nanoskyrl.stages.engines.rollout_config:RolloutConfig", run="nanoskyrl.stages.rollout:rollout",
+STEP = (
+    Stage(
+        name="rollout", input=None, columns="rollout", needs=frozenset({ENGINE}),
+        config="nanoskyrl.stages.engines.rollout_config:RolloutConfig", run="nanoskyrl.stages.rollout:rollout",
+    ),
+    Stage(
+        name="score", input="rollout", columns="score",
+        config="nanoskyrl.stages.score:ScoreConfig", run="nanoskyrl.stages.score:score",
+    ),
+    Stage(
+        name="advantage", input="score", columns="advantage", needs=frozenset({LEARNER}),
+        config="nanoskyrl.stages.learning.advantage_config:AdvantageConfig",
+        run="nanoskyrl.stages.advantage:advantage",
+    ),
+    Stage(
+        name="train", input="advantage", needs=frozenset({LEARNER}),
+        config="nanoskyrl.stages.learning.train_config:TrainConfig", run="nanoskyrl.stages.train:train",
+    ),
+    Stage(
+        name="sync", input="train", needs=frozenset({ENGINE}),
+        config="nanoskyrl.stages.sync:SyncConfig", run="nanoskyrl.stages.sync:sync",
+    ),
 )  # fmt: skip
-SCORE = Stage(
-    name="score", input="rollout", columns="score",
-    config="nanoskyrl.stages.score:ScoreConfig", run="nanoskyrl.stages.score:score",
-)  # fmt: skip
-ADVANTAGE = Stage(
-    name="advantage", input="score", columns="advantage", needs=frozenset({LEARNER}),
-    config="nanoskyrl.stages.learning.advantage_config:AdvantageConfig", run="nanoskyrl.stages.advantage:advantage",
-)  # fmt: skip
-TRAIN = Stage(
-    name="train", input="advantage", needs=frozenset({LEARNER}),
-    config="nanoskyrl.stages.learning.train_config:TrainConfig", run="nanoskyrl.stages.train:train",
-)  # fmt: skip
-SYNC = Stage(
-    name="sync", input="train", needs=frozenset({ENGINE}),
-    config="nanoskyrl.stages.sync:SyncConfig", run="nanoskyrl.stages.sync:sync",
-)  # fmt: skip
+"""Those of every step, in their order."""
 EVAL = Stage(
     name="eval", input=None, columns="score", needs=frozenset({ENGINE}),
     config="nanoskyrl.stages.eval:EvalConfig", run="nanoskyrl.stages.eval:evaluate",
 )  # fmt: skip
-STEP = (ROLLOUT, SCORE, ADVANTAGE, TRAIN, SYNC)
-"""Those of every step, in their order."""
 OURS = {stage.name: stage for stage in (*STEP, EVAL)}
 STAGES = tuple(stage.name for stage in STEP)
 RESERVED = frozenset({*OURS, "loop", "startup", "collapse", "state", "critic", "reference", "previous"})

@@ -6,7 +6,6 @@ user's and asks installed packages for entry points in `nanoskyrl.<kind>s`.
 
 import contextlib
 import functools
-import importlib
 import importlib.metadata
 import os
 import sys

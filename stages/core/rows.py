@@ -213,7 +213,8 @@ class _Fields:
         if name not in DEFAULTS:
             raise AttributeError(f"a trajectory has no `{name}`")
         if name not in self._table.column_names:
-            made: Any = _Default(DEFAULTS[name])
+            default = DEFAULTS[name]
+            made: Any = [default() if callable(default) else default for _ in range(self._table.num_rows)]
         elif name in TOKEN_COLUMNS:
             made = row_arrays(self._table.column(name))
         elif name == "turns":
@@ -226,16 +227,6 @@ class _Fields:
                 made = ["" if value is None else value for value in made]
         self.columns[name] = made
         return made
-
-
-class _Default:
-    """A column that no stage before `score` writes."""
-
-    def __init__(self, default: Any) -> None:
-        self._default = default
-
-    def __getitem__(self, row: int) -> Any:
-        return self._default() if callable(self._default) else self._default
 
 
 class _Json:
@@ -307,6 +298,13 @@ def row_arrays(column: pa.ChunkedArray | pa.Array) -> list[np.ndarray | None]:
 def values_in(table: pa.Table, name: str) -> list[Any]:
     """Return the values of a column, nulls where the table does not have it."""
     return table.column(name).to_pylist() if name in table.column_names else [None] * table.num_rows
+
+
+def words_in(column: pa.ChunkedArray) -> list[str]:
+    """Return the words of a column; each is in memory once."""
+    encoded = one_chunk(column).dictionary_encode()
+    words = encoded.dictionary.to_pylist()
+    return [words[code] for code in encoded.indices.to_pylist()]
 
 
 def counts_in(column: pa.ChunkedArray) -> dict[Any, int]:

@@ -108,8 +108,14 @@ def _learn(values: set[str]) -> None:
     if _Keys.values is None:
         values = values | {value for name, value in os.environ.items() if _is_key(name, value)}
     _Keys.values = (_Keys.values or set()) | values
-    forms = set(_Keys.values)
-    for value in _Keys.values:
-        forms |= {quote(value, safe=""), base64.b64encode(value.encode("utf-8", "replace")).decode().rstrip("=")}
+    forms = {
+        form
+        for value in _Keys.values
+        for form in (
+            value,
+            quote(value, safe=""),
+            base64.b64encode(value.encode("utf-8", "replace")).decode().rstrip("="),
+        )
+    }
     if forms:
         _Keys.pattern = re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True))))

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 
 from nanoskyrl.stages.core.digests import digest_bytes
 from nanoskyrl.stages.core.errors import InputError, told_as
-from nanoskyrl.stages.core.manifest import Manifest
+from nanoskyrl.stages.core.manifest import Manifest, Part
 from nanoskyrl.stages.core.storage import file_bytes, write_whole
+from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import RENAMED, SCHEMA_KEY, SCHEMA_VERSION
 
 COMPRESSION_LEVEL = 1
@@ -34,20 +35,15 @@ def part_name(index: int) -> str:
     return f"part-{index:05d}.parquet"
 
 
-def _leaves(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    """Yield the Parquet path and type of every leaf column."""
-
-    def walk(path: str, of: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
-        if pa.types.is_list(of):
-            yield from walk(f"{path}.list.element", of.value_type)
-        elif pa.types.is_struct(of):
-            for child in of:
-                yield from walk(f"{path}.{child.name}", child.type)
-        else:
-            yield path, of
-
-    for field in schema:
-        yield from walk(field.name, field.type)
+def _leaves(path: str, of: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+    """Yield the Parquet path and type of every leaf of a column."""
+    if pa.types.is_list(of):
+        yield from _leaves(f"{path}.list.element", of.value_type)
+    elif pa.types.is_struct(of):
+        for child in of:
+            yield from _leaves(f"{path}.{child.name}", child.type)
+    else:
+        yield path, of
 
 
 def write_part(path: Path, table: pa.Table) -> None:
@@ -58,7 +54,7 @@ def write_part(path: Path, table: pa.Table) -> None:
 def part_bytes(table: pa.Table) -> bytes:
     """Return the contents of a part's file."""
     buffer = io.BytesIO()
-    leaves = list(_leaves(table.schema))
+    leaves = [leaf for field in table.schema for leaf in _leaves(field.name, field.type)]
     split = [name for name, of in leaves if pa.types.is_floating(of) or name in TOKEN_IDS]
     others = [name for name, _ in leaves if name not in split]
     pq.write_table(
@@ -121,6 +117,13 @@ def read_part(path: Path, digest: str | None = None, columns: Sequence[str] | No
     if missing := [name for name in columns if name not in table.column_names]:
         raise InputError(f"`{path}` has no column `{missing[0]}`", hint="Run the stage that writes it again")
     return table.select(list(columns))
+
+
+def read_checked(directory: Path, stage: str, part: Part) -> pa.Table:
+    """Return a part that keeps every promise of shards of `stage`; raises as `read_part` and `check` do."""
+    table = read_part(directory / part.name, part.digest)
+    check(table, stage)
+    return table
 
 
 def _renamed_since(schema: pa.Schema, path: Path) -> dict[str, str]:

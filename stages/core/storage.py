@@ -295,23 +295,17 @@ def remove_tree(path: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file a second name, or copy it where the file system has no hard links."""
-    if not (is_local(source) and is_local(target)):
-        copy_file(source, target)
-        return
-    try:
-        os.link(source, target)
-    except OSError:
-        # Not into the target: if it is there, it may be another policy's file, too.
-        temporary = target.with_name(target.name + TEMPORARY)
-        shutil.copyfile(source, temporary)
-        temporary.replace(target)
-
-
-def copy_file(source: Path, target: Path) -> None:
-    """Copy a file where one of the two places is behind a URL; inside a store, by the store."""
+    """Give a file a second name, or copy it where there are no hard links; inside a store, by the store."""
     ours, theirs = cast(Any, source), cast(Any, target)
-    if not is_local(source) and not is_local(target) and ours.fs is theirs.fs:
+    if is_local(source) and is_local(target):
+        try:
+            os.link(source, target)
+        except OSError:
+            # Not into the target: if it is there, it may be another policy's file, too.
+            temporary = target.with_name(target.name + TEMPORARY)
+            shutil.copyfile(source, temporary)
+            temporary.replace(target)
+    elif not is_local(source) and not is_local(target) and ours.fs is theirs.fs:
         ours.fs.cp_file(ours.path, theirs.path)
     else:
         target.write_bytes(source.read_bytes())

@@ -110,11 +110,11 @@ async def _carry(
                     with busy:
                         reply = await engine.chat(request, sampling)
                     await loop.run_in_executor(pool, _timed, spent, attempt.take_reply, reply)
-                    continue
-                assert isinstance(engine, AsyncTokenEngine)
-                with busy:
-                    generation = await engine.sample(attempt.request(), sampling)
-                await loop.run_in_executor(pool, _timed, spent, attempt.take, generation)
+                else:
+                    assert isinstance(engine, AsyncTokenEngine)
+                    with busy:
+                        generation = await engine.sample(attempt.request(), sampling)
+                    await loop.run_in_executor(pool, _timed, spent, attempt.take, generation)
         except TimeoutError:
             return attempt.abandoned(f"the attempt took more than {engine.trajectory_seconds:g} seconds")
     return attempt
@@ -141,9 +141,8 @@ class _Busy:
         self._count += 1
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
         self._count -= 1
-        if not self._count:
-            self.seconds += time.perf_counter() - self._since
 
     def stop(self) -> None:
         """Count what is under way up to now."""

@@ -254,15 +254,10 @@ def _by_row(
     lengths = torch.bincount(flat_rows, minlength=count).tolist()
     split_ids = torch.cat(ids)[order].split(lengths)
     split_logprobs = torch.cat(logprobs)[order].split(lengths)
-    done = []
-    for row, (row_ids, row_logprobs) in enumerate(zip(split_ids, split_logprobs, strict=True)):
-        tokens = row_ids.tolist()
+
+    def generation(row: int, tokens: list[int], nats: torch.Tensor) -> Generation:
         reason = "stop" if tokens and tokens[-1] in stop else "stop_string" if row in stopped else "length"
-        done.append(
-            Generation(
-                token_ids=tokens,
-                rollout_logprobs=None if sampling.logprobs_mode == "recomputed" else row_logprobs.numpy(),
-                finish_reason=reason,
-            )
-        )
-    return done
+        logprobs = None if sampling.logprobs_mode == "recomputed" else nats.numpy()
+        return Generation(token_ids=tokens, rollout_logprobs=logprobs, finish_reason=reason)
+
+    return [generation(row, split_ids[row].tolist(), split_logprobs[row]) for row in range(count)]

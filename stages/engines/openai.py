@@ -121,25 +121,21 @@ class OpenaiEngine(ChatEngine):
 
     def _body(self, request: ChatRequest, sampling: SamplingParams) -> dict[str, Any]:
         config = self.config
-        body: dict[str, Any] = {
+        always = {
             "model": config.model,
             "messages": to_wire(request.messages, request.tools, config.tools),
             "temperature": sampling.temperature,
             config.max_tokens_name: request.max_tokens,
         }
-        if sampling.top_p < 1:
-            body["top_p"] = sampling.top_p
-        if sampling.top_k:  # not every endpoint knows it; one that does not refuses the request, and says so
-            body["top_k"] = sampling.top_k
-        if sampling.stop_strings:
-            body["stop"] = list(sampling.stop_strings)
-        if request.tools and config.tools == "native":
-            body["tools"] = list(request.tools)
-        if request.template_arguments:
-            body["chat_template_kwargs"] = dict(request.template_arguments)
-        if config.seeded:
-            body["seed"] = request.seed & SEED_BITS
-        return {**body, **config.extra}
+        sometimes = {
+            "top_p": sampling.top_p if sampling.top_p < 1 else None,
+            "top_k": sampling.top_k or None,  # an endpoint that does not know it refuses the request, and says so
+            "stop": list(sampling.stop_strings) or None,
+            "tools": list(request.tools) or None if config.tools == "native" else None,
+            "chat_template_kwargs": dict(request.template_arguments) or None,
+            "seed": request.seed & SEED_BITS if config.seeded else None,
+        }
+        return {**always, **{name: value for name, value in sometimes.items() if value is not None}, **config.extra}
 
     async def _ask(self, body: Mapping[str, Any]) -> Reply:
         import openai

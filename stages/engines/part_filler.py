@@ -5,6 +5,7 @@ Either way a part is what `run_parts` makes of its tasks, so its bytes do not de
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 from nanoskyrl.envs.base import Environment, Task
 from nanoskyrl.envs.memory import Memory
 from nanoskyrl.envs.mixture import Mixture
+from nanoskyrl.stages.core.at_once import AtOnce
 from nanoskyrl.stages.core.config import plugin_config
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.executor import Executor, Job, Maker
@@ -22,11 +24,14 @@ from nanoskyrl.stages.core.output import Count, Output, Written, commit_part
 from nanoskyrl.stages.core.registry import lookup, plugin_errors
 from nanoskyrl.stages.core.rows import to_table
 from nanoskyrl.stages.core.trajectory import Trajectory
-from nanoskyrl.stages.engines.base import Engine, SamplingParams, make_engine
+from nanoskyrl.stages.engines.base import AsyncEngine, Engine, SamplingParams, TokenEngine, make_engine
+from nanoskyrl.stages.engines.concurrent_turns import play_concurrently, threads_for
+from nanoskyrl.stages.engines.listening import Listener
 from nanoskyrl.stages.engines.rollout_config import NO_LIMIT, RolloutConfig
-from nanoskyrl.stages.engines.rollout_parts import load_policy, play_parts
+from nanoskyrl.stages.engines.rollout_parts import load_policy
 from nanoskyrl.stages.engines.task_order import TaskOrder, weights_of
-from nanoskyrl.stages.engines.turns import TurnLimits
+from nanoskyrl.stages.engines.turns import Attempt, TurnLimits, play
+from nanoskyrl.stages.models.rendering import Renderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +125,9 @@ class PartFiller:
                 table = table_of(self.plan.environment, rows)
             if isinstance(table, list):
                 left += table
-                continue
-            with self.watch("write"):
-                self.out.write_part(index, table)
+            else:
+                with self.watch("write"):
+                    self.out.write_part(index, table)
         return left
 
     def _job(self, table_of: TableOf, sampling_round: int) -> Job:
@@ -186,39 +191,51 @@ def run_parts(
     Raises:
         SettingsError: the engine takes no stop strings, and there are some.
     """
-    config = plan.config
+    config, environment = plan.config, plan.environment
     if config.stop_strings and not engine.takes_stop_strings:
         raise SettingsError(
             f"engine `{config.engine}` takes no `rollout.stop_strings`",
             hint="Leave them out, or use engine hf or openai",
         )
-    attempts = {
+    memory = Memory(kind=config.memory, turns=config.memory_turns)
+    speech: Renderer | Listener
+    stepwise, context = config.trajectory_mode == "step", NO_LIMIT
+    if isinstance(engine, TokenEngine):
+        context, speech = engine.context_length, engine.renderer.under(config.chat_template_kwargs, config.tool_format)
+        stepwise |= config.trajectory_mode == "auto" and (memory.kind != "full" or not speech.keeps_prefix)
+    else:
+        speech = Listener(config.tool_format, config.chat_template_kwargs)
+    sampling = SamplingParams(
+        temperature=config.temperature, top_p=config.top_p, top_k=config.top_k, logprobs_mode=config.logprobs_mode,
+        stop_strings=config.stop_strings,
+    )  # fmt: skip
+    limits = TurnLimits(
+        max_turns=config.max_turns, max_generate_length=config.max_generate_length,
+        max_input_length=min(config.max_input_length or context, context),
+        max_sequence_length=min(config.max_sequence_length or context, context),
+    )  # fmt: skip
+    begins = {
         index: [
-            (task, identity)
+            partial(
+                Attempt, task, identity, environment, engine, sampling, limits, stepwise=stepwise, memory=memory,
+                speech=speech,
+            )
             for task in tasks
             for identity in order_of(config, task.env or str(config.env)).identities(
                 task, config.n_samples_per_prompt, policy, plan.head.policy, sampling_round
             )
         ]
         for index, tasks in parts.items()
-    }
-    return play_parts(
-        attempts,
-        plan.environment,
-        engine,
-        SamplingParams(
-            temperature=config.temperature, top_p=config.top_p, top_k=config.top_k,
-            logprobs_mode=config.logprobs_mode, stop_strings=config.stop_strings,
-        ),
-        TurnLimits(
-            max_turns=config.max_turns, max_generate_length=config.max_generate_length,
-            max_input_length=config.max_input_length or NO_LIMIT,
-            max_sequence_length=config.max_sequence_length or NO_LIMIT,
-        ),
-        watch,
-        memory=Memory(kind=config.memory, turns=config.memory_turns),
-        trajectory_mode=config.trajectory_mode,
-        tool_format=config.tool_format,
-        template_arguments=config.chat_template_kwargs,
-        concurrency=config.concurrency,
-    )  # fmt: skip
+    }  # fmt: skip
+    threads = threads_for(environment, config.concurrency)
+    if isinstance(engine, AsyncEngine):
+        names = list(begins)
+        for place, attempts in play_concurrently(list(begins.values()), engine, sampling, watch, threads=threads):
+            yield names[place], [row for attempt in attempts for row in attempt.rows()]
+        return
+    starting, stepping = AtOnce(threads), AtOnce(threads)
+    for index, begin in begins.items():
+        with watch("env"):
+            attempts = starting.map(lambda make: make(), begin)
+        play(attempts, engine, sampling, watch, stepping)
+        yield index, [row for attempt in attempts for row in attempt.rows()]

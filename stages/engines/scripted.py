@@ -44,9 +44,8 @@ class ScriptedEngine(TextEngine):
 def _read_scripts(name: str) -> dict[str, list[str]]:
     text = read_named(name, "file of actions", "Write JSON lines of task_id and actions")
     scripts: dict[str, list[str]] = {}
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
+    lines = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+    for number, line in lines:
         with told_as(
             InputError,
             f"line {number} of `{name}` has no task_id and actions",

@@ -262,18 +262,17 @@ class Attempt:
             prompt = renderer.prompt_ids(shown, self._tools)
             if len(prompt) >= self.limits.max_sequence_length:
                 self._end("max_sequence_length")
-                return
-            if len(prompt) > self.limits.max_input_length:
+            elif len(prompt) > self.limits.max_input_length:
                 self._end("max_input_length")
-                return
-            self.segments.append(_Segment(prompt))
+            else:
+                self.segments.append(_Segment(prompt))
             return
         added = renderer.continuation_ids(observations, segment.response_ids[-1], said)
         if segment.length + len(added) >= self.limits.max_sequence_length:
             self._end("max_sequence_length")
-            return
-        segment.append(added, sampled=False)
-        self._check_input()
+        else:
+            segment.append(added, sampled=False)
+            self._check_input()
 
     def _check_input(self) -> None:
         length = self.segments[-1].length

@@ -1,4 +1,4 @@
-"""What `advantage` works on: a scored batch, on disk or in memory, and the models that some columns need."""
+"""What `advantage` works on: a scored batch, and the models that some columns need."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from nanoskyrl.stages.core.manifest import Manifest
+from nanoskyrl.stages.core.manifest import Manifest, Part
 from nanoskyrl.stages.core.metrics import Stopwatch
-from nanoskyrl.stages.core.shards import read_part, read_parts
-from nanoskyrl.stages.core.table_checks import check, check_some
+from nanoskyrl.stages.core.shards import read_checked, read_parts
+from nanoskyrl.stages.core.table_checks import check_some
 from nanoskyrl.stages.models.vocabulary import check_token_ids
 
 if TYPE_CHECKING:
@@ -34,22 +34,17 @@ class Stored:
 
     def __init__(self, scored: Path, source: Manifest, asks: set[str], models: Models, watch: Stopwatch) -> None:
         """Read nothing yet; tokens will be held against every model that is asked about them."""
-        self.scored, self.source, self.watch = scored, source, watch
+        self.scored, self.source, self.asks, self.models, self.watch = scored, source, asks, models, watch
         asked = ((models.policy, bool(asks - {"ref_logprobs"})), (models.reference, "ref_logprobs" in asks))
         self._asked = [model for model, is_asked in asked if is_asked and model is not None]
 
-    def __len__(self) -> int:
-        return len(self.source.parts)
-
-    def part(self, index: int) -> pa.Table:
+    def part(self, part: Part) -> pa.Table:
         """Return a part, whole.
 
         Raises:
             InputError: it is not what `score` writes, or holds a token that a model does not know.
         """
-        part = self.source.parts[index]
-        table = read_part(self.scored / part.name, part.digest)
-        check(table, "score")
+        table = read_checked(self.scored, "score", part)
         for model in self._asked:
             check_token_ids(table, self.scored, model)
         return table
@@ -60,22 +55,3 @@ class Stored:
             with self.watch("check"):
                 check_some(table, "score")
             yield table
-
-
-class Held:
-    """A batch in memory, checked."""
-
-    def __init__(self, table: pa.Table) -> None:
-        """Keep the rows, which are one part."""
-        self.table = table
-
-    def __len__(self) -> int:
-        return 1
-
-    def part(self, index: int) -> pa.Table:
-        """Return all rows."""
-        return self.table
-
-    def columns(self, names: Sequence[str]) -> Iterator[pa.Table]:
-        """Yield some columns."""
-        yield self.table.select(list(names))

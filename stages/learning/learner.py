@@ -278,9 +278,9 @@ class Learner:
             for batch in self.micro_batches(sequences, rows, max_tokens):
                 if batch is None:
                     self._idle()
-                    continue
-                for row, line in zip(batch.rows, of_batch(batch).float().cpu().numpy(), strict=True):
-                    found[row] = response_part(sequences, row, line)
+                else:
+                    for row, line in zip(batch.rows, of_batch(batch).float().cpu().numpy(), strict=True):
+                        found[row] = response_part(sequences, row, line)
         if self.world.size == 1:
             return found
         ends = np.cumsum([len(row) for row in found])

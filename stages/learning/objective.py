@@ -4,7 +4,6 @@
 totals of the whole mini-batch, so a micro-batch's share can be added to the others'.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +19,7 @@ from nanoskyrl.algos.off_policy import OffPolicyConfig, correction, mean_weight,
 from nanoskyrl.algos.surrogates.value_loss import value_loss
 from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import InputError
+from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.core.registry import plugin_errors
 from nanoskyrl.stages.learning.batching import (
     MicroBatch,
@@ -130,9 +130,8 @@ class Objective:
             counted: Tokens of each row of the table.
             leave_out: Whether a row without counted tokens is none.
         """
-        per_prompt = Counter[str]()
-        for row in rows:
-            per_prompt[self.sequences.groups[row]] += counted[row]
+        of_prompts = grouped((self.sequences.groups[row], counted[row]) for row in rows)
+        per_prompt = {prompt: sum(counts) for prompt, counts in of_prompts.items()}
         not_empty = sum(counted[row] > 0 for row in rows)
         totals = Totals(
             tokens=sum(counted[row] for row in rows),

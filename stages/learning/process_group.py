@@ -5,6 +5,7 @@ optimizer step; the first one alone writes. `launch` starts them on this machine
 torchrun they find each other by the environment that it sets.
 """
 
+import itertools
 import logging
 import os
 from collections.abc import Sequence
@@ -184,12 +185,9 @@ def share_out(batches: Sequence[list[int]], lengths: Sequence[int], world: Proce
         half = min(max(1, int(np.searchsorted(ends, ends[-1] / 2))), len(largest) - 1)
         cut += [largest[:half], largest[half:]]
     cut.sort(key=lambda batch: (-tokens(batch), batch))
-    mine = []
-    for start in range(0, len(cut), world.size):
-        # Back and forth, so that nobody always gets the largest.
-        place = world.rank if (start // world.size) % 2 == 0 else world.size - 1 - world.rank
-        mine.append(cut[start + place])
-    return mine
+    # Back and forth, so that nobody always gets the largest.
+    places = itertools.cycle((world.rank, world.size - 1 - world.rank))
+    return [cut[start + place] for start, place in zip(range(0, len(cut), world.size), places, strict=False)]
 
 
 def launch(arguments: Sequence[str], processes: int) -> None:
@@ -223,7 +221,7 @@ def launch(arguments: Sequence[str], processes: int) -> None:
         told = {rank_errors.PLACE: str(scratch), MARK: ending_with_us()[MARK]}
         if "OMP_NUM_THREADS" not in os.environ:  # accelerate would choose, and warn
             told["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // processes))
-        before = {name: os.environ.get(name) for name in told}
+        before = {name: os.environ[name] for name in told if name in os.environ}
         os.environ |= told
         others = {child.pid for child in psutil.Process().children()}
         try:
@@ -234,11 +232,9 @@ def launch(arguments: Sequence[str], processes: int) -> None:
             codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
             raise rank_errors.read_error(scratch, codes, processes) from None
         finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+            for name in told:
+                os.environ.pop(name, None)
+            os.environ |= before
             # Interrupted while it starts them, torch forgets those that have begun: they would wait for ever.
             _end([child for child in psutil.Process().children() if child.pid not in others])
 

@@ -35,10 +35,10 @@ def marked_tokens(
         SettingsError: an algorithm of the user's fails, or returns something else.
     """
     assert algorithm.marks is not None
-    on = [mask != 0 for mask in sequences.loss_mask]
+    on = np.concatenate(sequences.loss_mask) != 0
 
     def flat(rows: Sequence[np.ndarray | None]) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate([np.asarray(row)[of] for row, of in zip(rows, on, strict=True)]))[None]
+        return torch.from_numpy(np.concatenate([np.asarray(row) for row in rows])[on])[None]
 
     tokens = flat(logprobs)
     seen = algorithm.inputs(tokens, flat(sequences.old_logprobs), flat(sequences.advantages), torch.ones_like(tokens))
@@ -47,10 +47,6 @@ def marked_tokens(
         picked = algorithm.marks(seen, config, random)
         if not isinstance(picked, torch.Tensor) or picked.shape != seen.mask.shape:
             raise ValueError(f"its marks are no Tensor of the shape {list(seen.mask.shape)}")
-    ends = np.cumsum([of.sum() for of in on])
-    found: list[np.ndarray | None] = []
-    for of, numbers in zip(on, np.split(picked[0].numpy(), ends[:-1]), strict=True):
-        line = np.zeros(len(of), np.float32)
-        line[of] = numbers
-        found.append(line)
-    return found
+    line = np.zeros(len(on), np.float32)
+    line[on] = picked[0].numpy()
+    return [*np.split(line, np.cumsum([len(mask) for mask in sequences.loss_mask])[:-1])]

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from nanoskyrl.algos.estimators.base import Batch, Numbers
 from nanoskyrl.algos.shaping import metric_of
 from nanoskyrl.stages.core.metrics import grouped
-from nanoskyrl.stages.core.rows import one_chunk, row_arrays
+from nanoskyrl.stages.core.rows import one_chunk, row_arrays, words_in
 
 COLUMNS = ("trajectory_id", "step_index", "group_id", "reward", "success", "status", "stop_reason", "trainable", "env")
 """What is read of each row to decide which are kept."""
@@ -115,8 +115,6 @@ def gather(tables: Iterable[pa.Table]) -> ScoredTrajectories:
         longest += _longest_turns(table) if LENGTHS[-1] in table.column_names else [None] * table.num_rows
         if MASK in table.column_names:
             masks += [np.zeros(0, np.int8) if mask is None else mask for mask in row_arrays(table.column(MASK))]
-    if not facts:
-        raise ValueError("a batch has one table at the least")
     whole = pa.concat_tables(facts)
     of_row = one_chunk(whole.column("trajectory_id")).dictionary_encode().indices.to_numpy()
     count = int(of_row.max()) + 1 if len(of_row) else 0
@@ -125,24 +123,17 @@ def gather(tables: Iterable[pa.Table]) -> ScoredTrajectories:
     starts = np.searchsorted(of_row[order], np.arange(count + 1))
     first = np.minimum.reduceat(order, starts[:-1]) if count else order
     trajectories = ScoredTrajectories(
-        groups=_words(whole, "group_id", first), envs=_words(whole, "env", first),
+        groups=words_in(whole.column("group_id").take(first)), envs=words_in(whole.column("env").take(first)),
         rewards=whole.column("reward").take(first).to_pylist(),
         successes=whole.column("success").take(first).to_pylist(),
         failed=_any(pc.equal(whole.column("status"), "failed"), of_row, count),
         trainable=~_any(pc.invert(whole.column("trainable")), of_row, count),
-        stop_reasons=_words(whole, "stop_reason", _last(whole, order, starts)),
+        stop_reasons=words_in(whole.column("stop_reason").take(_last(whole, order, starts))),
         longest_turns=_longest(longest, order, starts), of_row=of_row, order=order, starts=starts, masks=masks,
     )  # fmt: skip
     for place in np.flatnonzero(trajectories.failed).tolist():
         trajectories.rewards[place] = trajectories.successes[place] = None
     return trajectories
-
-
-def _words(table: pa.Table, name: str, rows: np.ndarray) -> list[str]:
-    """Return the words of these rows; each is in memory once."""
-    encoded = one_chunk(table.column(name)).dictionary_encode()
-    words = encoded.dictionary.to_pylist()
-    return [words[code] for code in encoded.indices.to_numpy()[rows].tolist()]
 
 
 def _any(flags: pa.ChunkedArray, of_row: np.ndarray, count: int) -> np.ndarray:
@@ -163,25 +154,17 @@ def _last(table: pa.Table, order: np.ndarray, starts: np.ndarray) -> np.ndarray:
 def _longest(of_rows: list[int | None], order: np.ndarray, starts: np.ndarray) -> list[int | None]:
     if len(starts) == len(order) + 1:
         return of_rows
-    found = []
-    for start, end in pairwise(starts.tolist()):
-        of_it = [of_rows[row] for row in order[start:end]]
-        found.append(None if None in of_it else max(length for length in of_it if length is not None))
-    return found
+    of_each = ([of_rows[row] for row in order[start:end]] for start, end in pairwise(starts.tolist()))
+    return [None if None in of_it else max(length for length in of_it if length is not None) for of_it in of_each]
 
 
 def _longest_turns(table: pa.Table) -> list[int | None]:
     """Return the tokens of each row's longest turn, or all of its tokens where turns have no count; None: not known."""
-    found = table.column("completion_tokens").to_pylist()
     turns = one_chunk(table.column("turns"))
-    if not table.num_rows:
-        return found
-    counts = turns.flatten().field("token_count").to_pylist()
-    start = 0
-    for row, length in enumerate(pc.list_value_length(turns).to_pylist()):
-        of_row = [count for count in counts[start : start + (length or 0)] if count is not None]
-        found[row] = max(of_row, default=found[row])
-        start += length or 0
+    counts = pa.table([pc.list_parent_indices(turns), turns.flatten().field("token_count")], names=["row", "count"])
+    found = table.column("completion_tokens").to_pylist()
+    for row in counts.group_by("row", use_threads=False).aggregate([("count", "max")]).to_pylist():
+        found[row["row"]] = found[row["row"]] if row["count_max"] is None else row["count_max"]
     return found
 
 

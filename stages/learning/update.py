@@ -1,7 +1,7 @@
 """Passes of an optimizer over one table, and what is seen on the way."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -53,28 +53,21 @@ def mini_batches(groups: list[str], size: int | None, seed: int) -> list[list[in
     ]
 
 
-@dataclass(slots=True)
-class _Sums:
-    """Running totals over sampled tokens."""
+Sums = Counter[str]
+"""Running totals by name; those over sampled tokens have the number of these under TOKENS."""
 
-    tokens: float = 0.0
-    values: dict[str, float] = field(default_factory=dict)
 
-    def add(self, sums: dict[str, float]) -> None:
-        """Add to the totals; that of the mask itself is named TOKENS."""
-        self.tokens += sums[TOKENS]
-        for name, value in sums.items():
-            if name != TOKENS:
-                self.values[name] = self.values.get(name, 0.0) + value
+def _merged(of_each: Iterable[Sums]) -> Sums:
+    """Return the totals of several together."""
+    total = Sums()
+    for sums in of_each:
+        total.update(sums)
+    return total
 
-    def merge(self, all_sums: list[tuple[float, dict[str, float]]]) -> None:
-        """Take the sums of several in place of its own."""
-        self.tokens = sum(tokens for tokens, _ in all_sums)
-        names = sorted({name for _, values in all_sums for name in values})
-        self.values = {name: sum(values.get(name, 0.0) for _, values in all_sums) for name in names}
 
-    def means(self) -> dict[str, float]:
-        return {name: value / self.tokens for name, value in self.values.items()} if self.tokens else {}
+def _means(sums: Sums) -> dict[str, float]:
+    tokens = sums[TOKENS]
+    return {name: value / tokens for name, value in sums.items() if name != TOKENS} if tokens else {}
 
 
 def _masked_sums(mask: torch.Tensor, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -100,14 +93,12 @@ class Update:
         """Begin with nothing seen."""
         self.objective = objective
         self.sequences: Sequences = objective.sequences
-        self._sums, self._gap = _Sums(), _Sums()
+        self._sums, self._gap, self._drift, self._losses = Sums(), Sums(), Sums(), Sums()
         self._steps_taken = 0
         self._tokens_passed = 0
-        self._drift = _Sums()
         self.work = Workload()
         """Of all passes."""
         self._largest_ratio = 0.0
-        self._losses: dict[str, float] = {}
         self._unread: list[tuple[list[int], list[_Held]]] = []
         self._rows = {
             name: np.zeros(len(self.sequences)) for name in ("tokens", "ratio", "ratio_max", "kl", "entropy", "share")
@@ -125,8 +116,8 @@ class Update:
         if not target or not self._steps_taken:
             return True
         self._read()
-        self._drift.merge(world.gather((self._drift.tokens, self._drift.values)))
-        return self._drift.means().get("kl", 0.0) <= target
+        self._drift = _merged(world.gather(self._drift))
+        return _means(self._drift).get("kl", 0.0) <= target
 
     def steps(self, learner: Learner, table: pa.Table, seed: int) -> list[StepResult]:
         """Take all optimizer steps of the table that the loss is over.
@@ -160,7 +151,7 @@ class Update:
         """Return the micro-batches of one mini-batch, and their losses, which are noted as they are taken."""
         mini = self.objective.mini_batch(rows)
         self._read()
-        self._losses, self._drift = {}, _Sums()
+        self._losses, self._drift = Sums(), Sums()
         self._tokens_passed += sum(self.sequences.lengths[row] for row in rows)
         batches = self.objective.batches(mini, learner)
         return batches, lambda batch: self._seen(batch, self.objective.terms(learner, batch, mini))
@@ -199,12 +190,8 @@ class Update:
         """Add up what was observed. Not at once: a GPU would wait for the host after each micro-batch."""
         for batch_rows, held in self._unread:
             sums, gaps, losses, rows, drift = (of.read() for of in held)
-            self._sums.add(sums)
-            self._drift.add(drift)
-            if gaps:
-                self._gap.add(gaps)
-            for name, value in losses.items():
-                self._losses[name] = self._losses.get(name, 0.0) + value
+            for total, more in ((self._sums, sums), (self._drift, drift), (self._gap, gaps), (self._losses, losses)):
+                total.update(more)
             largest = rows.pop("ratio_max")
             self._largest_ratio = max(self._largest_ratio, *largest)
             self._rows["ratio_max"][batch_rows] = np.maximum(self._rows["ratio_max"][batch_rows], largest)
@@ -221,12 +208,11 @@ class Update:
         self._read()
         if world.size == 1:
             return
-        for sums in (self._sums, self._gap):
-            sums.merge(world.gather((sums.tokens, sums.values)))
+        self._sums, self._gap, self._losses = (
+            _merged(world.gather(sums)) for sums in (self._sums, self._gap, self._losses)
+        )
         self.work = sum(world.gather(self.work), Workload())
         self._largest_ratio = max(world.gather(self._largest_ratio))
-        losses = world.gather(self._losses)
-        self._losses = {name: sum(of[name] for of in losses if name in of) for of in losses for name in of}
         largest = np.max(world.gather(self._rows["ratio_max"]), axis=0)
         self._rows = {name: world.sum(values) for name, values in self._rows.items()} | {"ratio_max": largest}
 
@@ -256,7 +242,7 @@ class Update:
     def seen(self) -> dict[str, Value]:
         """Return the losses of the last mini-batch, and means over all trained tokens and passes."""
         self._read()
-        means, gaps = self._sums.means(), self._gap.means()
+        means, gaps = _means(self._sums), _means(self._gap)
         return {
             **{f"train/{name}": value for name, value in self._losses.items()},
             "train/ratio/mean": means.pop("ratio", None),

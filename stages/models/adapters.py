@@ -153,10 +153,8 @@ class Targets:
 def _without_wrappers(base: Any) -> Iterator[tuple[str, nn.Module]]:
     """Yield a model's modules by the names that they had before any of them got an adapter."""
     for name, module in base.named_modules():
-        if hasattr(module, "lora_A"):
-            continue
         parts = name.split(".")
-        if not any(part.startswith("lora_") for part in parts):
+        if not hasattr(module, "lora_A") and not any(part.startswith("lora_") for part in parts):
             yield ".".join(part for part in parts if part != "base_layer"), module
 
 

@@ -67,11 +67,11 @@ def user(text: str = USER) -> Message:
     return {"role": "user", "content": text}
 
 
-def calling(*names: str, place: int = 0, args: Mapping[str, Any] | None = None) -> Message:
-    """Return an assistant's message that calls tools and says nothing besides; the ids count from `place`."""
+def calling(*names: str, args: Mapping[str, Any] | None = None) -> Message:
+    """Return an assistant's message that calls tools and says nothing besides."""
     calls = [
-        {"id": call_id(place + at), "type": "function", "function": {"name": name, "arguments": dict(args or {})}}
-        for at, name in enumerate(names)
+        {"id": call_id(place), "type": "function", "function": {"name": name, "arguments": dict(args or {})}}
+        for place, name in enumerate(names)
     ]
     return {"role": "assistant", "content": None, "tool_calls": calls}
 
@@ -277,9 +277,8 @@ class ChatTemplate:
 
     def _one_call_each(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages with calls of one message apart, each before its result, where a template wants that."""
-        if self.shape is None or all(len(message.get("tool_calls") or ()) < 2 for message in messages):
-            return list(messages)
-        if self.several_calls:
+        has_several = any(len(message.get("tool_calls") or ()) > 1 for message in messages)
+        if self.shape is None or not has_several or self.several_calls:
             return list(messages)
         found: list[Message] = []
         waiting: list[Message] = []

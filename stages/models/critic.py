@@ -54,13 +54,10 @@ class Critic(nn.Module):
             pack = pack if is_packing(self.backbone) else None
             hidden = hidden_states(self.backbone, ids, mask, pack)
         assert hidden is not None
-        values = self._value(hidden)
+        values = self.head(hidden.to(self.head.weight.dtype))[..., 0].float()
         if pack is not None:
             values = values.index_select(0, pack.index.flatten()).view(ids.shape)
         return values[:, :-1]
-
-    def _value(self, states: Tensor) -> Tensor:
-        return self.head(states.to(self.head.weight.dtype))[..., 0].float()
 
 
 def new_critic(model: Any, backbone: str) -> Critic:

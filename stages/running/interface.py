@@ -7,7 +7,6 @@ with open_run("runs/mine", {"rollout": {"env": "tool_use"}}) as run:
 """
 
 import os
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -36,9 +35,7 @@ class OpenRun(Session):
         """Return the run."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop what the engines started."""
         self.close()
 

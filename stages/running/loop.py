@@ -103,12 +103,12 @@ def resolve(session: Session) -> dict[str, dict[str, Any]]:
     settings, train = session.settings, stage_config(session.settings, "train")
     check_horizon(train.loss_reduction or lookup("algo", train.algo).loss_reduction, train.horizon)
     decided = {"rollout": session.rollout_config(), "advantage": session.advantage_config()}
-    found = {}
-    for name in tables_in_use(settings):
-        if name not in ("judge", "loop", "code"):  # change no row, or what is compared says so elsewhere
-            config = config_class(name)
-            found[name] = _compared(decided.get(name) or (config and build(config, settings.get(name, {}), name)))
-    return found
+    # The others change no row, or what is compared says so elsewhere.
+    configs = {name: config_class(name) for name in tables_in_use(settings) if name not in ("judge", "loop", "code")}
+    return {
+        name: _compared(decided.get(name) or (config and build(config, settings.get(name, {}), name)))
+        for name, config in configs.items()
+    }
 
 
 def _compared(config: Any) -> dict[str, Any]:

@@ -52,13 +52,10 @@ def outdated(session: Preparation, first: int, processes: int) -> list[Path]:
     found, behind = [], False
     for step in (step for step in run.steps() if step >= first):
         again = False
-        for stage in ahead.stages:
-            place = run.stage(step, stage)
-            if not place.exists():
-                continue
+        for stage in (stage for stage in ahead.stages if run.stage(step, stage).exists()):
             again = again or (behind and stage in learns) or not _is_current(ahead, step, stage)
             if again:
-                found.append(place)
+                found.append(run.stage(step, stage))
         found += [run.stage(step, stage) for stage in run.made(step) if stage not in ahead.stages]
         trained = run.stage(step, "train")
         behind = behind or trained in found or not is_finished(trained)

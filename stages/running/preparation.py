@@ -15,7 +15,7 @@ from nanoskyrl.stages.core.config import Settings, merge, plugin_config, stage_c
 from nanoskyrl.stages.core.manifest import Head, Manifest, read_manifest
 from nanoskyrl.stages.core.output import is_current
 from nanoskyrl.stages.core.own_stage import head_of_own, run_own
-from nanoskyrl.stages.core.pipeline import ADVANTAGE, LEARNER, OURS
+from nanoskyrl.stages.core.pipeline import LEARNER, OURS
 from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.runs import Run, RunConfig
 from nanoskyrl.stages.engines.base import face_of
@@ -194,7 +194,7 @@ class Preparation:
         """Say whether a stage of a step is made with models that train, in every process that trains."""
         from nanoskyrl.stages.advantage import needs_models
 
-        if stage == ADVANTAGE.name:
+        if stage == "advantage":
             return needs_models(self.advantage_config(self.places.source(stage, step, None)[0]))
         return LEARNER in self.stages[stage].needs
 

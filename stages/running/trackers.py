@@ -43,8 +43,6 @@ class Trackers:
 
     def log(self, numbers: Mapping[str, Any], step: int) -> None:
         """Report the numbers of a step; what is no number is left out."""
-        if not self.names:
-            return
         if self._open is None:
             self._open = [self._started(name) for name in self.names]
         values = {

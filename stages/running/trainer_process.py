@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from nanoskyrl.stages.core.children import drop_directory, ending_with_us, kept_directory
+from nanoskyrl.stages.core.children import drop_directory, ending_with_us, kept_directory, stop_process
 from nanoskyrl.stages.core.errors import EngineError
 from nanoskyrl.stages.core.gpus import visible
 from nanoskyrl.stages.core.manifest import is_finished
@@ -88,12 +88,7 @@ class TrainerProcess:
 
     def stop(self) -> None:
         """Ask it to stop, and see to it that it does."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        if self._process is not None:
+            stop_process(self._process, STOP_SECONDS)
         if self._scratch is not None:
             drop_directory(self._scratch)

@@ -3,11 +3,11 @@ import math
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from outputs import add_advantages
 
 from nanoskyrl.algos.estimators.base import group_normalized
 from nanoskyrl.algos.estimators.maxrl import mean_normalized
 from nanoskyrl.algos.shaping import has_spread
-from nanoskyrl.stages.advantage import add_advantages
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.rows import row_arrays, to_table
 from nanoskyrl.stages.core.trajectory import Trajectory

@@ -21,7 +21,7 @@ from nanoskyrl.algos.estimators.returns import discounted_returns, gae, whiten
 from nanoskyrl.algos.estimators.rloo import leave_one_out
 from nanoskyrl.algos.kl import adapted, kl
 from nanoskyrl.algos.off_policy import OffPolicyConfig, correction, mean_weight, negative_rows_gone
-from nanoskyrl.algos.shaping import groups_with_spread, is_overlong, overlong_punishment
+from nanoskyrl.algos.shaping import has_spread, is_overlong, overlong_punishment
 from nanoskyrl.algos.surrogates.cispo import CISPO, CispoConfig
 from nanoskyrl.algos.surrogates.clip import ClipConfig
 from nanoskyrl.algos.surrogates.cov import CLIP_COV, KL_COV, ClipCovConfig, KlCovConfig
@@ -33,6 +33,7 @@ from nanoskyrl.algos.surrogates.reinforce import REINFORCE, ReinforceConfig
 from nanoskyrl.algos.surrogates.rloo import RLOO, RlooConfig
 from nanoskyrl.algos.surrogates.sapo import SAPO, SapoConfig
 from nanoskyrl.algos.surrogates.value_loss import value_loss
+from nanoskyrl.stages.core.metrics import grouped
 
 GOLDEN = Path(os.environ.get("NANOSKYRL_GOLDEN") or Path(__file__).resolve().parents[1] / "golden")
 
@@ -502,7 +503,8 @@ def test_the_groups_that_are_kept_agree(algorithm, case, result):
     assert "std" in rule or "max - min" in rule, f"what is the rule {rule}?"
     groups = groups_of(inputs)
     tolerance = float(result["convention"].get("tol", 0) or 0)
-    kept = groups_with_spread(groups, [float(r) for r in inputs["reward"]], tolerance=tolerance, keep_singletons=True)
+    members = grouped(zip(groups, map(float, inputs["reward"]), strict=True))
+    kept = [group for group, rewards in members.items() if len(rewards) < 2 or has_spread(rewards, tolerance)]
     assert sorted(kept) == sorted(str(group) for group in result["outputs"]["kept_groups"])
     if "kept_rows" in result["outputs"]:
         rows = [index for index, group in enumerate(groups) if group in kept]

@@ -10,13 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from outputs import add_advantages
 from running import SMALL, same_bytes
 from tolerances import GRADIENT, LOGITS, PASS, allowed, assert_close
 
 from nanoskyrl.algos.estimators.base import EstimatorConfig
 from nanoskyrl.algos.off_policy import OffPolicyConfig
 from nanoskyrl.algos.surrogates.cov import ClipCovConfig, KlCovConfig
-from nanoskyrl.stages.advantage import Models, add_advantages
+from nanoskyrl.stages.advantage import Models
 from nanoskyrl.stages.core import code
 from nanoskyrl.stages.core.config import merge, stage_config
 from nanoskyrl.stages.core.errors import ConflictError, EngineError, InputError, SettingsError

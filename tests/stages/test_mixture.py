@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from killing import kill_at
+from outputs import add_advantages
 from running import ROOT, SMALL, as_flags, same_bytes, skyrl_here
 
-from nanoskyrl.stages.advantage import add_advantages
 from nanoskyrl.stages.core.config import merge, parse_set
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.manifest import read_manifest

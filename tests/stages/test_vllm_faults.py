@@ -19,7 +19,7 @@ from nanoskyrl.stages.core.metrics import read_metrics
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.engines.vllm.client import Client
 from nanoskyrl.stages.engines.vllm.process import ServerProcess
-from nanoskyrl.stages.engines.vllm.servers import KEY, ServerFleet
+from nanoskyrl.stages.engines.vllm.servers import KEY, plan_servers
 from nanoskyrl.stages.models.policy import resolve_policy
 from nanoskyrl.stages.running.loop import loop
 
@@ -83,16 +83,16 @@ def proxied(upstream):
 
 
 def test_a_proxy_that_drops_answers_and_idle_connections_changes_no_row(quiet, tmp_path, monkeypatch):
-    fleet = ServerFleet.plan(resolve_policy("starter"), CONFIG, tmp_path / "logs")
-    monkeypatch.setenv(KEY, fleet.key)
-    fleet.processes[0].start()
+    (process,) = plan_servers(resolve_policy("starter"), CONFIG, tmp_path / "logs")
+    monkeypatch.setenv(KEY, process.key)
+    process.start()
     run = Run(tmp_path / "run")
     try:
-        with proxied(fleet.processes[0].url) as (url, answers):
+        with proxied(process.url) as (url, answers):
             loop(run, merge(SETTINGS, {"vllm": {"urls": [url]}, "loop": {"steps": 3}}))
             assert next(answers) > 50
     finally:
-        fleet.stop()
+        process.stop()
     assert differing_rows(quiet, run, 3) == []
     lines = read_metrics(run.metrics)
     assert sum(line.get("rollout/engine/retries") or 0 for line in lines) > 0

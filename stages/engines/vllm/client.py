@@ -132,9 +132,8 @@ class Client:
 
     async def load_adapter(self, name: str, path: Path) -> None:
         """Load a LoRA adapter; one of this name that is there already is left as it is."""
-        if any(model["id"] == name for model in await self.models()):
-            return
-        await self.call("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
+        if all(model["id"] != name for model in await self.models()):
+            await self.call("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
 
     async def unload_adapter(self, name: str) -> None:
         """Forget an adapter."""

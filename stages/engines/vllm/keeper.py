@@ -11,7 +11,8 @@ from nanoskyrl.stages.core.errors import EngineError
 from nanoskyrl.stages.engines.vllm.client import Client, new_session
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
 from nanoskyrl.stages.engines.vllm.delivery import Server
-from nanoskyrl.stages.engines.vllm.servers import SERVERS, ServerFleet, Servers, foreign, read_servers
+from nanoskyrl.stages.engines.vllm.process import ServerProcess
+from nanoskyrl.stages.engines.vllm.servers import SERVERS, Servers, described, foreign, plan_servers, read_servers
 
 
 class ServerKeeper:
@@ -25,7 +26,7 @@ class ServerKeeper:
         self.config = config
         self.servers: list[Server] = []
         self._place: Path | None = None
-        self.fleet: ServerFleet | None = None
+        self.processes: list[ServerProcess] = []
         """Servers of our own."""
         self._session: aiohttp.ClientSession | None = None
 
@@ -48,15 +49,15 @@ class ServerKeeper:
 
     def plan(self, policy: Path, logs: Path) -> None:
         """Decide on servers of our own, which begin with a policy and write logs there; nothing is started."""
-        self.fleet = ServerFleet.plan(policy, self.config, logs)
-        self.setup = self.fleet.servers()
+        self.processes = plan_servers(policy, self.config, logs)
+        self.setup = described(self.processes)
 
     async def start(self) -> None:
         """Start those of our own; returns before they answer."""
         self._session = new_session()
-        processes = self.fleet.processes if self.fleet else [None] * len(self.setup.addresses)
-        for process in filter(None, processes):
+        for process in self.processes:
             process.start()
+        processes = self.processes or [None] * len(self.setup.addresses)
         for index, (address, process) in enumerate(zip(self.setup.addresses, processes, strict=True)):
             url = process.url if process else address.url
             client = Client(url, self.setup.key, self._session, self.config.request_seconds)
@@ -69,9 +70,9 @@ class ServerKeeper:
 
     def stop(self) -> None:
         """Stop those that were started here, and know none any more."""
-        if self.fleet is not None:
-            self.fleet.stop()
-        self.servers, self._session, self.fleet = [], None, None
+        for process in self.processes:
+            process.stop()
+        self.servers, self._session, self.processes = [], None, []
 
     @property
     def living(self) -> list[Server]:
@@ -118,7 +119,7 @@ class ServerKeeper:
 
     def _reread(self, server: Server) -> None:
         """Look where a server of `skyrl serve` is now: it may have been restarted on another port."""
-        if self.fleet is not None or self.config.urls or self._place is None:
+        if self.processes or self.config.urls or self._place is None:
             return
         found = read_servers(self._place / SERVERS)
         if found is None:

@@ -9,12 +9,10 @@ Written for vLLM 0.26 to 0.32. Worked round, each with a test that notices when 
 - Keys guard /v1 alone, and weights are changed elsewhere: a middleware of ours guards every path.
 """
 
-import contextlib
 import json
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nanoskyrl.stages.core.children import drop_directory, ending_with_us, free_port, kept_directory
+from nanoskyrl.stages.core.children import drop_directory, ending_with_us, free_port, kept_directory, stop_process
 from nanoskyrl.stages.core.errors import EngineError, told_as
 from nanoskyrl.stages.core.gpus import visible
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
@@ -134,7 +132,6 @@ def server_arguments(
     cpu: bool,
     port: int,
     name: str,
-    adapters: bool,
 ) -> list[str]:
     """Return the arguments of one server.
 
@@ -144,10 +141,11 @@ def server_arguments(
         cpu: Whether it runs on a CPU.
         port: On loopback.
         name: Under which requests ask for the weights; a new one for each start, so that a restart shows.
-        adapters: Whether LoRA adapters are to be loaded.
     """
     dtype = config.dtype if config.dtype != "auto" else "float32" if cpu else "bfloat16"
-    found = [
+    eager = config.eager if config.eager is not None else cpu
+    share, cache = config.gpu_memory / (config.servers_per_gpu or 1), kv_cache_bytes(Path(model), config, cpu=cpu)
+    always = [
         "--model", str(model), "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port),
         "--dtype", dtype, "--max-num-seqs", str(config.max_num_seqs),
         "--logprobs-mode", "processed_logprobs",  # of the distribution that is drawn from, as ours are
@@ -157,27 +155,19 @@ def server_arguments(
         "--middleware", f"{TOKENS_MODULE}.TokensOnly", "--middleware", f"{WORKER_MODULE}.KeyOnEveryPath",
         "--uvicorn-log-level", "warning",
     ]  # fmt: skip
-    if config.max_model_len is not None:
-        found += ["--max-model-len", str(config.max_model_len)]
-    if cpu:
+    sometimes = [
+        (config.max_model_len is not None, ["--max-model-len", str(config.max_model_len)]),
         # A seeded request whose prefill is chunked crashes the engine there.
-        found += ["--no-enable-chunked-prefill"]
-    else:
-        found += ["--gpu-memory-utilization", f"{config.gpu_memory / (config.servers_per_gpu or 1):.4f}"]
-    cache = kv_cache_bytes(Path(model), config, cpu=cpu)
-    if cache is not None:
-        found += ["--kv-cache-memory-bytes", str(cache)]
-    if config.eager if config.eager is not None else cpu:
-        found += ["--enforce-eager"]
-    elif not compiles(Path(model), config):
-        found += ["-cc.mode=0", "-cc.cudagraph_mode=FULL_DECODE_ONLY"]
-    if config.tensor_parallel > 1:
-        found += ["--tensor-parallel-size", str(config.tensor_parallel)]
-    if adapters:
-        found += ["--enable-lora", "--max-lora-rank", str(max(8, config.lora_rank)), "--max-loras", "2"]
-    if trust()["trust_remote_code"]:
-        found += ["--trust-remote-code"]
-    return [*found, *config.args]
+        (cpu, ["--no-enable-chunked-prefill"]),
+        (not cpu, ["--gpu-memory-utilization", f"{share:.4f}"]),
+        (cache is not None, ["--kv-cache-memory-bytes", str(cache)]),
+        (eager, ["--enforce-eager"]),
+        (not eager and not compiles(Path(model), config), ["-cc.mode=0", "-cc.cudagraph_mode=FULL_DECODE_ONLY"]),
+        (config.tensor_parallel > 1, ["--tensor-parallel-size", str(config.tensor_parallel)]),
+        (config.lora_rank, ["--enable-lora", "--max-lora-rank", str(max(8, config.lora_rank)), "--max-loras", "2"]),
+        (trust()["trust_remote_code"], ["--trust-remote-code"]),
+    ]
+    return [*always, *(word for holds, words in sometimes if holds for word in words), *config.args]
 
 
 def compiles(model: Path, config: VllmConfig) -> bool:
@@ -218,7 +208,6 @@ class ServerProcess:
     config: VllmConfig
     gpus: tuple[int, ...]
     model: Path
-    adapters: bool
     key: str
     log: Path
     port: int = 0
@@ -251,14 +240,7 @@ class ServerProcess:
             shutil.copyfile(WORKER, self.scratch / f"{WORKER_MODULE}.py")
             shutil.copyfile(TOKENS, self.scratch / f"{TOKENS_MODULE}.py")
         self.port, self.name, self.began = free_port(), f"policy-{secrets.token_hex(4)}", time.monotonic()
-        arguments = server_arguments(
-            self.model,
-            self.config,
-            cpu=self.cpu,
-            port=self.port,
-            name=self.name,
-            adapters=self.adapters,
-        )
+        arguments = server_arguments(self.model, self.config, cpu=self.cpu, port=self.port, name=self.name)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -303,12 +285,7 @@ class ServerProcess:
     def stop(self, seconds: float = 20.0) -> None:
         """Ask it to stop, then make it; with all processes of its own."""
         if self.process is not None:
-            self.process.terminate()  # it ends its workers itself
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(seconds)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+            stop_process(self.process, seconds)
         if self.scratch is not None:
             drop_directory(self.scratch)
             self.scratch = None

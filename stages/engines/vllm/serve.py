@@ -19,7 +19,7 @@ from nanoskyrl.stages.core.stopping import told_to_stop
 from nanoskyrl.stages.core.storage import make_directory
 from nanoskyrl.stages.engines.vllm.config import VllmConfig
 from nanoskyrl.stages.engines.vllm.keeper import ServerKeeper
-from nanoskyrl.stages.engines.vllm.servers import SERVERS, Servers, read_servers, write_servers
+from nanoskyrl.stages.engines.vllm.servers import SERVERS, Servers, described, read_servers, write_servers
 
 LOOK_SECONDS = 0.5
 SILENT_SECONDS = 60.0
@@ -97,8 +97,7 @@ async def _keep_up(keeper: ServerKeeper, file: Path, policy: Path, say: Say) -> 
 
 
 def _write(file: Path, keeper: ServerKeeper) -> Servers:
-    assert keeper.fleet is not None
-    servers = keeper.fleet.servers(keeper=os.getpid())
+    servers = described(keeper.processes, keeper=os.getpid())
     write_servers(file, servers)
     return servers
 

