@@ -4,7 +4,10 @@ import asyncio
 import json
 import math
 import threading
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from aiohttp import web
 from nanoskyrl.stages.core.errors import EngineError, ProofError, SettingsError
 from nanoskyrl.stages.engines.base import Request, SamplingParams
 from nanoskyrl.stages.engines.rollout_config import RolloutConfig
-from nanoskyrl.stages.engines.vllm import memory as vllm_memory
+from nanoskyrl.stages.engines.vllm import delivery, memory as vllm_memory
 from nanoskyrl.stages.engines.vllm.client import KEEP_ALIVE_SECONDS, TRIES
 from nanoskyrl.stages.engines.vllm.config import VllmConfig, groups_of_gpus
 from nanoskyrl.stages.engines.vllm.engine import VllmEngine
@@ -499,3 +502,20 @@ def test_a_loop_may_go_on_with_servers_in_other_places():
 
     assert resolved(gpus="0-3") == resolved(urls=["http://127.0.0.1:1"], tries=2)
     assert resolved(dtype="float32") != resolved(dtype="bfloat16")
+
+
+def test_servers_that_load_side_by_side_have_the_files_added_up_once(monkeypatch):
+    made = []
+
+    def counted(model, dtype):
+        made.append(dtype)
+        time.sleep(0.1)
+        return expected_sums(model, dtype)
+
+    monkeypatch.setattr(delivery, "expected_sums", counted)
+    of = delivery.Delivery(VllmConfig(), delivery.Counts())
+    of.target = SimpleNamespace(whole=STARTER, whole_digest=DIGEST)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(of._expected, ["float32"] * 4))
+    assert made == ["float32"]
+    assert all(one == expected_sums(STARTER, "float32") for one in found)

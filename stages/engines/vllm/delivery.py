@@ -8,6 +8,7 @@ not start take adapters; whole weights they must hold already.
 import asyncio
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -97,6 +98,7 @@ class Delivery:
         """Whether the self-test has proved what the servers hold."""
         self._merged: Path | None = None
         self._sums: tuple[str, dict[str, list[str]]] | None = None
+        self._adding = threading.Lock()
 
     def choose(self, policy: Path, digest: str, renderer: Renderer, lora_rank: int) -> None:
         """Decide how a policy is delivered: as it is, as an adapter, or merged into its base.
@@ -217,9 +219,10 @@ class Delivery:
 
     def _expected(self, dtype: str) -> dict[str, list[str]]:
         key = f"{self.target.whole_digest} {dtype}"
-        if self._sums is None or self._sums[0] != key:
-            self._sums = key, expected_sums(self.target.whole, dtype)
-        return self._sums[1]
+        with self._adding:  # servers that load side by side ask at the same time
+            if self._sums is None or self._sums[0] != key:
+                self._sums = key, expected_sums(self.target.whole, dtype)
+            return self._sums[1]
 
     def _compare(self, found: list[dict[str, Any]], dtype: str, server: Server) -> str:
         """Say how the worker's sums compare with those of the files; raises ProofError where they differ."""
