@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
 from nanoskyrl.eval.compare import paired
 from nanoskyrl.eval.metrics import successes_by_task, summarize
 from nanoskyrl.stages.core.errors import InputError, told_as
 from nanoskyrl.stages.core.manifest import SUMMARY, Manifest, located, read_manifest
 from nanoskyrl.stages.core.shards import read_parts
-from nanoskyrl.stages.looking.console import SafeConsole
+from nanoskyrl.stages.looking.console import SafeConsole, with_rows
 
 COLUMNS = 4
 """Evaluations side by side in one block of the table: as many as a terminal takes with their names whole."""
@@ -60,17 +60,17 @@ def table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _block(summaries: Mapping[str, Mapping[str, Any]]) -> str:
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    grid.add_column("")
-    for name, numbers in summaries.items():
-        grid.add_column(f"{name}\n{_metric(numbers)}", justify="right")
+    heads = (Column(f"{name}\n{_metric(numbers)}", justify="right") for name, numbers in summaries.items())
     passes = sorted({key for s in summaries.values() for key in s if key.startswith("pass_at_")}, key=_k)
-    for label, key, kind in [*LINES[:4], *((f"pass@{_k(name)}", name, "share") for name in passes), *LINES[4:]]:
-        grid.add_row(label, *(_written(numbers.get(key), kind) for numbers in summaries.values()))
     own = dict.fromkeys(key for numbers in summaries.values() for key in numbers if _is_own(key, numbers[key]))
-    for key in own:
-        grid.add_row(key, *(_written(numbers.get(key), "number") for numbers in summaries.values()))
-    return _text(grid)
+    lines = [
+        *LINES[:4], *((f"pass@{_k(name)}", name, "share") for name in passes), *LINES[4:],
+        *((key, key, "number") for key in own),
+    ]  # fmt: skip
+    rows = (
+        [label, *(_written(numbers.get(key), kind) for numbers in summaries.values())] for label, key, kind in lines
+    )
+    return _text(with_rows(Table("", *heads, box=box.SIMPLE_HEAD, pad_edge=False), rows))
 
 
 def _metric(numbers: Mapping[str, Any]) -> str:

@@ -20,14 +20,13 @@ def timing_table(run: Run) -> Table:
     """Return where a run's time went: generating, training, and everything else by name."""
     seconds = time_spent(run)
     total = sum(seconds.values())
-    grid = plain_table(("what", "seconds", "share"), left=("what",))
-    for name, value in seconds.items():
-        grid.add_row(name, f"{value:.1f}", f"{value / total:.1%}" if total else "")
-    other = total - seconds["generating"] - seconds["training"]
-    grid.add_row()
-    grid.add_row("in all", f"{total:.1f}", "")
-    grid.add_row("of it neither generating nor training", f"{other:.1f}", f"{other / total:.1%}" if total else "")
-    return grid
+    other = {"of it neither generating nor training": total - seconds["generating"] - seconds["training"]}
+    lines, rest = (
+        [(name, f"{value:.1f}", f"{value / total:.1%}" if total else "") for name, value in of.items()]
+        for of in (seconds, other)
+    )
+    rows = [*lines, (), ("in all", f"{total:.1f}", ""), *rest]
+    return plain_table(("what", "seconds", "share"), rows, left=("what",))
 
 
 def time_spent(run: Run) -> dict[str, float]:
