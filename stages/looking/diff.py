@@ -8,7 +8,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,6 @@ class Compared:
     outputs: int = 0
     """Outputs, policies and files of settings that both have."""
     rows: int = 0
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return it as values of JSON."""
-        return asdict(self)
 
 
 class PlaceComparison:
@@ -306,8 +302,7 @@ def _kind(place: Path) -> str:
 def lines(found: Compared, limit: int | None = None) -> Iterator[str]:
     """Yield the differences in words, and what was compared."""
     shown_first = found.differences[:limit]
-    for difference in shown_first:
-        yield difference.line()
+    yield from (difference.line() for difference in shown_first)
     if left := len(found.differences) - len(shown_first):
         yield f"... and {left} more; --limit shows them"
     total = len(found.differences)

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from nanoskyrl.eval.compare import paired
 from nanoskyrl.eval.metrics import successes_by_task, summarize
 from nanoskyrl.stages.core.errors import InputError, told_as
-from nanoskyrl.stages.core.manifest import SUMMARY, Manifest, located, read_manifest
+from nanoskyrl.stages.core.manifest import SUMMARY, Manifest, differences, located, read_manifest
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.looking.console import SafeConsole, with_rows
 
@@ -123,6 +123,7 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
         raise InputError(
             f"`{first}` and `{second}` share no judged task", hint="Evaluate both with the same seed and limit"
         ) from error
+    settings = [_graded_by(manifest, names[0]) for manifest in manifests]
     metrics = [summary_of(place).get("metric") for place in (first, second)]
     return {
         "benchmark": names[0],
@@ -130,7 +131,7 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
         "second_place": str(second),
         "first_metric": metrics[0],
         "second_metric": metrics[1],
-        "graded_otherwise": _differences(*(_graded_by(manifest, names[0]) for manifest in manifests)),
+        "graded_otherwise": list(dict.fromkeys(name.partition(".")[0] for name, *_ in differences(*settings))),
         **asdict(found),
     }
 
@@ -139,10 +140,6 @@ def _graded_by(manifest: Manifest, name: str) -> dict[str, Any]:
     """Return the settings of a benchmark, files by their digest."""
     files = {key: digest for key, digest in manifest.inputs.items() if key in ASKED_BY}
     return {**(manifest.settings.get(name) or {}), **files}
-
-
-def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    return [key for key in sorted({*first, *second}) if first.get(key) != second.get(key)]
 
 
 def comparison(found: Mapping[str, Any]) -> str:

@@ -40,10 +40,9 @@ def run_blocks(run: Run, limit: int) -> Iterator[RenderableType]:
     yield Text(printable(curve(run)))
 
 
-def remark_lines(found: Sequence[Remark]) -> Iterator[Text]:
-    """Yield remarks, a line each."""
-    for remark in found:
-        yield Text(f"- {remark.text}", style=TONES[remark.tone])
+def remark_lines(found: Sequence[Remark]) -> list[Text]:
+    """Return remarks, a line each."""
+    return [Text(f"- {remark.text}", style=TONES[remark.tone]) for remark in found]
 
 
 def steps_table(run: Run, steps: Sequence[int], numbers: Steps, limit: int) -> Table:
@@ -123,14 +122,13 @@ def environment_table(found: dict[str, EnvironmentReport]) -> Table:
         "reward": "reward", "pass_at_n": f"pass@{sizes[0] if len(sizes) == 1 else 'n'}",
         "variance_per_prompt": "variance per prompt", "signal": "groups with signal", "reading": "reading",
     }  # fmt: skip
-    rows = [[label, *(_cell(numbers[key]) for numbers in plain.values())] for key, label in labels.items()]
+    rows = [
+        [label, *(str(v) if isinstance(v, int | str) else number(v) for v in (of[key] for of in plain.values()))]
+        for key, label in labels.items()
+    ]
     patterns = dict.fromkeys(pattern for numbers in plain.values() for pattern in numbers["patterns"])
     rows += [[f"with {pattern}", *(_share(numbers, pattern) for numbers in plain.values())] for pattern in patterns]
     return plain_table(["", *(Text(printable(name)) for name in plain)], rows, left=[""])
-
-
-def _cell(value: Any) -> str:
-    return "?" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def _share(numbers: dict[str, Any], pattern: str) -> str:

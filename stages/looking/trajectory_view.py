@@ -35,9 +35,7 @@ def trajectory_blocks(
         role = printable(str(message.get("role")))
         text = calls_in_words(str(message.get("content") or ""), message.get("tool_calls") or ())
         yield Panel(Text(printable(text)), title=Text(role), title_align="left", border_style=ROLES.get(role, "white"))
-    for index, turn in enumerate(t.turns):
-        for call in turn.tool_calls:
-            yield _call(index, call)
+    yield from (_call(index, call) for index, turn in enumerate(t.turns) for call in turn.tool_calls)
     if t.error:
         yield Text(f"error: {printable(t.error)}", style="red")
     if color is not None:
