@@ -88,7 +88,7 @@ class PlaceComparison:
         self._noted[what, how] = Difference(place, what, how)
         self.found.differences.append(self._noted[what, how])
 
-    def both(self, place: str, what: str, first: bool, second: bool, how: str = "in") -> bool:
+    def both(self, place: str, what: str, first: bool, second: bool, *, how: str = "in") -> bool:
         """Say whether both have a thing, and note where one alone has it."""
         if first != second:
             self.differs(place, what, f"{how} the {'first' if first else 'second'} alone")

@@ -87,8 +87,8 @@ def _compare_aligned(a: Path, b: Path, found: RowsDifference, tolerance: float, 
     if not ids[0].equals(ids[1]):
         return False
     names = changed_columns(a, b)
-    tables = (read_part(path) if names is None else _columns_of(path, names) for path in (a, b))
-    _compare_tables(*tables, found, tolerance, decode)
+    first, second = (read_part(path) if names is None else _columns_of(path, names) for path in (a, b))
+    _compare_tables(first, second, found, tolerance, decode)
     return True
 
 

@@ -123,7 +123,7 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
         raise InputError(
             f"`{first}` and `{second}` share no judged task", hint="Evaluate both with the same seed and limit"
         ) from error
-    settings = [_graded_by(manifest, names[0]) for manifest in manifests]
+    ours, theirs = (_graded_by(manifest, names[0]) for manifest in manifests)
     metrics = [summary_of(place).get("metric") for place in (first, second)]
     return {
         "benchmark": names[0],
@@ -131,7 +131,7 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
         "second_place": str(second),
         "first_metric": metrics[0],
         "second_metric": metrics[1],
-        "graded_otherwise": list(dict.fromkeys(name.partition(".")[0] for name, *_ in differences(*settings))),
+        "graded_otherwise": list(dict.fromkeys(name.partition(".")[0] for name, *_ in differences(ours, theirs))),
         **asdict(found),
     }
 
