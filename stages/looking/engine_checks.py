@@ -69,13 +69,12 @@ def examine_engine(name: str, policy: Path, settings: dict[str, dict[str, Any]])
         engine.close()
 
 
-def step_away(policy: Path, target: Path, *, size: float = STEP, keep: str | None = None) -> Path:
+def step_away(policy: Path, target: Path, *, keep: str | None = None) -> Path:
     """Write a policy a small random step away, always the same one; return where.
 
     Args:
         policy: A whole model in safetensors.
         target: A new directory.
-        size: Of the step, as a share of each weight's standard deviation.
         keep: Weights whose names begin so stay as they are.
     """
     import torch
@@ -93,7 +92,7 @@ def step_away(policy: Path, target: Path, *, size: float = STEP, keep: str | Non
             if keep is None or not name.startswith(keep):
                 spread = float(weight.float().std()) if weight.numel() > 1 else 1.0
                 # A weight that is the same everywhere, as a norm's at the start, is moved too.
-                weights[name] = (weight + size * (spread or 1.0) * noise).to(weight.dtype)
+                weights[name] = (weight + STEP * (spread or 1.0) * noise).to(weight.dtype)
         save_file(weights, target / file.name, metadata={"format": "pt"})
     return target
 
