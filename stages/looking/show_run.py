@@ -122,13 +122,14 @@ def environment_table(found: dict[str, EnvironmentReport]) -> Table:
         "reward": "reward", "pass_at_n": f"pass@{sizes[0] if len(sizes) == 1 else 'n'}",
         "variance_per_prompt": "variance per prompt", "signal": "groups with signal", "reading": "reading",
     }  # fmt: skip
-    rows = [
-        [label, *(str(v) if isinstance(v, int | str) else number(v) for v in (of[key] for of in plain.values()))]
-        for key, label in labels.items()
-    ]
+    rows = [[label, *(_cell(numbers[key]) for numbers in plain.values())] for key, label in labels.items()]
     patterns = dict.fromkeys(pattern for numbers in plain.values() for pattern in numbers["patterns"])
     rows += [[f"with {pattern}", *(_share(numbers, pattern) for numbers in plain.values())] for pattern in patterns]
     return plain_table(["", *(Text(printable(name)) for name in plain)], rows, left=[""])
+
+
+def _cell(value: float | str | None) -> str:
+    return str(value) if isinstance(value, int | str) else number(value)
 
 
 def _share(numbers: dict[str, Any], pattern: str) -> str:

@@ -20,13 +20,18 @@ def timing_table(run: Run) -> Table:
     """Return where a run's time went: generating, training, and everything else by name."""
     seconds = time_spent(run)
     total = sum(seconds.values())
-    other = {"of it neither generating nor training": total - seconds["generating"] - seconds["training"]}
-    lines, rest = (
-        [(name, f"{value:.1f}", f"{value / total:.1%}" if total else "") for name, value in of.items()]
-        for of in (seconds, other)
-    )
-    rows = [*lines, (), ("in all", f"{total:.1f}", ""), *rest]
+    other = total - seconds["generating"] - seconds["training"]
+    rows = [
+        *(_line(name, value, total) for name, value in seconds.items()),
+        (),
+        ("in all", f"{total:.1f}", ""),
+        _line("of it neither generating nor training", other, total),
+    ]
     return plain_table(("what", "seconds", "share"), rows, left=("what",))
+
+
+def _line(name: str, seconds: float, total: float) -> tuple[str, str, str]:
+    return name, f"{seconds:.1f}", f"{seconds / total:.1%}" if total else ""
 
 
 def time_spent(run: Run) -> dict[str, float]:
