@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from nanoskyrl.envs.tool_formats.base import (
     TOOL_CALL as TOOL_CALL,
     TOOL_CALL_END as TOOL_CALL_END,
-    Aside,
     FoundCall,
     ParsedCall as ParsedCall,
     json_object as json_object,
@@ -27,10 +26,8 @@ def tool_calls(text: str) -> list[ParsedCall]:
 
 
 def said(text: str) -> Iterator[str]:
-    """Yield the text from left to right without calls, reasoning and code fences."""
-    for piece in read(text):
-        if not isinstance(piece, FoundCall | Aside):
-            yield piece
+    """Return the text from left to right without calls, reasoning and code fences, piece by piece."""
+    return (piece for piece in read(text) if isinstance(piece, str))
 
 
 def final_answer(text: str) -> str | None:

@@ -20,19 +20,12 @@ _IMPORTING = threading.Lock()
 class Index:
     """The words of some texts, ready to be searched."""
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        """Read the texts; there must be at least one."""
+    def __init__(self, texts: Sequence[str], folder: Path | None = None) -> None:
+        """Read the texts, of which there must be at least one, or what `save` put into a folder of them."""
         self._count = len(texts)
-        self._retriever = _bm25s().BM25()
-        self._retriever.index(_words(texts, return_ids=True), show_progress=False)
-
-    @classmethod
-    def load(cls, folder: Path, count: int) -> "Index":
-        """Return the index that `save` put there."""
-        index = cls.__new__(cls)
-        index._count = count
-        index._retriever = _bm25s().BM25.load(str(folder))
-        return index
+        self._retriever = _bm25s().BM25() if folder is None else _bm25s().BM25.load(str(folder))
+        if folder is None:
+            self._retriever.index(_words(texts, return_ids=True), show_progress=False)
 
     def save(self, folder: Path) -> None:
         """Write the index into a folder."""
@@ -64,7 +57,7 @@ def cached_index(name: str, texts: Sequence[str], folder: Path | None = None) ->
     folder = folder or Path(cache_home) / "nanoskyrl" / "search"
     place = folder / f"{name}-{digest_json(list(texts))[:16]}"
     if place.is_dir():
-        return Index.load(place, len(texts))
+        return Index(texts, place)
     index = Index(texts)
     with contextlib.suppress(OSError):  # a cache that cannot be written is only slower
         folder.mkdir(parents=True, exist_ok=True)

@@ -145,7 +145,7 @@ def _parquet_rows(path: Path) -> Iterator[Place]:
     ):
         # Without a pool, and without reading ahead in one: a pool that is still at work at exit ends the process.
         table = pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)
-    yield from _numbered(table.to_pylist(), path)
+    yield from numbered(table.to_pylist(), path)
 
 
 def _arrow_rows(path: Path) -> Iterator[Place]:
@@ -162,7 +162,7 @@ def _arrow_rows(path: Path) -> Iterator[Place]:
     with told_as(InputError, f"`{path}` cannot be read as Arrow", pa.ArrowException, OSError, hint="Write it again"):
         rows = table()
     for batch in rows.to_batches(max_chunksize=1024):
-        yield from _numbered(batch.to_pylist(), path)
+        yield from numbered(batch.to_pylist(), path)
 
 
 def folder_rows(path: Path, split: str) -> Iterator[Place]:
@@ -191,9 +191,10 @@ def folder_rows(path: Path, split: str) -> Iterator[Place]:
                 hint=f"Name the folder or the file of one, or call one of them {split}",
             )
         found = found[split] if split in found else next(iter(found.values()))
-    yield from _numbered(found, path)
+    yield from numbered(found, path)
 
 
-def _numbered(rows: Iterable[Any], path: Path) -> Iterator[Place]:
+def numbered(rows: Iterable[Any], name: Path | str) -> Iterator[Place]:
+    """Yield rows with their number and where they come from."""
     for number, row in enumerate(rows):
-        yield f"row {number} of `{path}`", dict(row)
+        yield f"row {number} of `{name}`", dict(row)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nanoskyrl.envs.base import Message, Task
-from nanoskyrl.envs.data_files import HINT, file_rows, folder_rows
+from nanoskyrl.envs.data_files import HINT, file_rows, folder_rows, numbered
 from nanoskyrl.envs.graders.golds import golds_of
 from nanoskyrl.envs.graders.reading import REASONING, last_box
 from nanoskyrl.envs.messages import tidy_messages
@@ -146,8 +146,7 @@ def _hub_rows(name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
             f"data set `{name}` cannot be had from the hub: {type(error).__name__}: {reason}",
             hint="Check its name, config and split and the network; some need `hf auth login`",
         ) from error
-    for number, row in enumerate(table):
-        yield f"row {number} of `{name}`", dict(row)
+    yield from numbered(table, name)
 
 
 def _task(row: dict[str, Any], place: str, split: str) -> Task:

@@ -53,16 +53,14 @@ def summarize(
     score_statuses: Counter[str] = Counter()
     prompt: list[int | None] = []
     completion: list[int | None] = []
-    counted: dict[str, list[float]] = {name: [] for name in COUNTS}
+    counted: list[dict[str, float]] = []
     for table in tables:
         for row, asked, written in _whole(table):
             statuses[row.status] += 1
             score_statuses[str(row.score_status)] += 1
             prompt.append(asked)
             completion.append(written)
-            counts = counts_of(row)
-            for name in COUNTS:
-                counted[name].append(row.reward_parts.get(name) or counts[name])
+            counted.append(counts_of(row) | {name: kept for name in COUNTS if (kept := row.reward_parts.get(name))})
             scored.append(
                 Scored(
                     task_id=row.task_id, sample=row.sample, success=row.success, reward=row.reward,
@@ -84,11 +82,11 @@ def summarize(
         "success": interval[0] if interval else None,
         "success_95": list(interval[1:]) if interval else None,
         **passes,
-        "turns_mean": _mean(counted["turns"]),
-        "turns_p95": float(np.percentile(counted["turns"], 95)) if samples else None,
-        "tool_calls_valid": int(sum(counted["calls_valid"])),
-        "tool_calls_invalid": int(sum(counted["calls_invalid"])),
-        "tool_calls_failed": int(sum(counted["calls_failed"])),
+        "turns_mean": _mean([counts["turns"] for counts in counted]),
+        "turns_p95": float(np.percentile([counts["turns"] for counts in counted], 95)) if samples else None,
+        "tool_calls_valid": int(sum(counts["calls_valid"] for counts in counted)),
+        "tool_calls_invalid": int(sum(counts["calls_invalid"] for counts in counted)),
+        "tool_calls_failed": int(sum(counts["calls_failed"] for counts in counted)),
         "prompt_tokens": _total(prompt),
         "completion_tokens": _total(completion),
         "completion_tokens_mean": _mean([count for count in completion if count is not None]),

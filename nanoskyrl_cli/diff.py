@@ -1,5 +1,6 @@
 """`skyrl diff`."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -27,5 +28,5 @@ def diff(
     from nanoskyrl.stages.looking.diff import diff as compared, lines
 
     found = compared(as_path(first), as_path(second), tolerance=tolerance)
-    print_data(found.to_plain(), lines(found, limit), as_json)
+    print_data(asdict(found), lines(found, limit), as_json)
     return EXIT_FAILED if found.differences else EXIT_OK

@@ -118,12 +118,12 @@ def data_stream() -> IO[str]:
     return _DATA.get() or sys.stdout
 
 
-def emit(text: str) -> None:
-    """Print a line of data, or of what a person asked to see, on stdout."""
+def emit(text: str, file: IO[str] | None = None) -> None:
+    """Print a line of data, or of what a person asked to see, on stdout, or into a file."""
     from nanoskyrl.stages.core.runs import is_main
 
     if is_main():
-        print(printable(text), file=data_stream())
+        print(printable(text), file=file or data_stream())
 
 
 def path(name: str | None) -> Path | None:
@@ -276,10 +276,7 @@ def sources_of(
 
 def say(text: str) -> None:
     """Print a message to people: on stderr, for stdout carries data."""
-    from nanoskyrl.stages.core.runs import is_main
-
-    if is_main():
-        print(printable(text), file=sys.stderr)
+    emit(text, sys.stderr)
 
 
 def finish(outcome: "StageResult", session: "Session", made: str | None, as_json: bool) -> int:

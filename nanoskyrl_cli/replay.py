@@ -1,5 +1,6 @@
 """`skyrl replay`."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -19,8 +20,8 @@ def replay(
 
     Example: skyrl replay 59b6eedf --run runs/default
     """
-    from nanoskyrl.stages.looking.replay import lines, replay as played, to_plain
+    from nanoskyrl.stages.looking.replay import lines, replay as played
 
     found = played(run_at(run), start)
-    print_data(to_plain(found), lines(found), as_json)
+    print_data(asdict(found), lines(found), as_json)
     return EXIT_FAILED if found.differences else EXIT_OK

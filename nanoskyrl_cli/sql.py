@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from nanoskyrl.stages.core.storage import as_path
-from nanoskyrl_cli.options import JsonOption, RunOption, data_stream, emit, print_json, run_at, say
+from nanoskyrl_cli.options import JsonOption, RunOption, data_stream, emit, print_data, print_json, run_at, say
 
 
 def sql(
@@ -47,14 +47,10 @@ def sql(
         return
     if query is None:
         found = ask.tables(where)
-        if as_json:
-            print_json(found)
-            return
-        for name, columns in found.items():
-            emit(f"{name}: {', '.join(columns)}")
-        say("\nQuestions, for --question:")
-        for name, text in ask.questions().items():
-            say(f"  {name:<14}{ask.asks(text)}")
+        print_data(found, (f"{name}: {', '.join(columns)}" for name, columns in found.items()), as_json)
+        if not as_json:
+            asks = (f"\n  {name:<14}{ask.asks(text)}" for name, text in ask.questions().items())
+            say(f"\nQuestions, for --question:{''.join(asks)}")
         return
     answer = ask.ask(where, query, start=start, limit=limit or (None if as_json else 100))
     if as_json:

@@ -104,8 +104,8 @@ class Judge:
                     f"the judge needs `judge.{name}`", hint=f"Write it under [judge], or `--set judge.{name}=...`"
                 )
         self.config = config
-        self._kept: dict[str, dict[str, Any]] = {}
-        self._under_way: dict[str, Future[dict[str, Any]]] = {}
+        self._asked: dict[str, Future[dict[str, Any]]] = {}
+        """Verdicts that there are, or that are under way, by what was asked."""
         self._lock = threading.Lock()
 
     @cached_property
@@ -143,13 +143,10 @@ class Judge:
             JudgeFailed: no answer, or none with the fields, after all tries.
         """
         key = digest_json([self.config.model, self.config.temperature, prompt, dict(schema)])
+        ours: Future[dict[str, Any]] = Future()
         with self._lock:
-            if key in self._kept:
-                return self._kept[key]
-            asked = self._under_way.get(key)
-            if asked is None:
-                self._under_way[key] = Future()
-        if asked is not None:
+            asked = self._asked.setdefault(key, ours)
+        if asked is not ours:
             return asked.result()
         try:
             found = self._recall(key)
@@ -157,15 +154,12 @@ class Judge:
                 found = self._answer(prompt, schema, check)
                 self._keep(key, found)
         except BaseException as error:
-            self._end(key).set_exception(error)  # all who wait fail with it; whoever comes later asks again
+            with self._lock:
+                del self._asked[key]
+            ours.set_exception(error)  # all who wait fail with it; whoever comes later asks again
             raise
-        self._end(key).set_result(found)
+        ours.set_result(found)
         return found
-
-    def _end(self, key: str) -> Future[dict[str, Any]]:
-        """Return what others wait for, and let nobody else wait."""
-        with self._lock:
-            return self._under_way.pop(key)
 
     def _answer(
         self, prompt: str, schema: Mapping[str, Any], check: Callable[[dict[str, Any]], None]
@@ -210,8 +204,6 @@ class Judge:
         return None
 
     def _keep(self, key: str, found: dict[str, Any]) -> None:
-        with self._lock:
-            self._kept[key] = found
         if self.config.cache is None:
             return
         folder = Path(self.config.cache) / key[:2]

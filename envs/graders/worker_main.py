@@ -3,21 +3,21 @@
 import contextlib
 import io
 import os
+import pickle
 import resource
 import sys
 import time
+from multiprocessing.connection import Connection
 from typing import Any, cast
 
-from nanoskyrl.envs.graders.workers import MEMORY_LIMIT, receive, send
+from nanoskyrl.envs.graders.workers import MEMORY_LIMIT
 from nanoskyrl.stages.core.registry import load_attribute
 
 
-def main() -> None:
-    """Answer until nobody asks any more."""
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    # What a function prints must not come between the answers, and it has nothing to read.
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-    os.dup2(2, 1)
+def main(handle: str) -> None:
+    """Answer what comes through a pipe until nobody asks any more."""
+    pipe = Connection(int(handle))
+    os.set_inheritable(pipe.fileno(), False)  # what a function starts must not hold it open
     for printed in (sys.stdout, sys.stderr):  # a worker is killed in the end, and what it has not written is lost
         cast(io.TextIOWrapper, printed).reconfigure(line_buffering=True)
     sys.set_int_max_str_digits(0)
@@ -25,16 +25,17 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     while True:
         try:
-            what, target, args = receive(requests)
-        except EOFError:
+            what, target, args = pickle.loads(pipe.recv_bytes())
+        except (EOFError, ConnectionError):
             return
         if what != "each":
-            send(answers, _answer(what, target, args))
+            pipe.send_bytes(pickle.dumps(_answer(what, target, args)))
             continue
         for arguments in args:
             began, computed = time.perf_counter(), _processor_seconds()
             answer = _answer("call", target, arguments)
-            send(answers, (*answer, time.perf_counter() - began, _processor_seconds() - computed))
+            seconds = time.perf_counter() - began, _processor_seconds() - computed
+            pipe.send_bytes(pickle.dumps((*answer, *seconds)))
 
 
 def _processor_seconds() -> float:
@@ -51,8 +52,6 @@ def _answer(what: str, target: str, args: tuple[Any, ...]) -> tuple[bool, Any]:
 
 
 def _pickles(error: BaseException) -> bool:
-    import pickle
-
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # classes of exceptions pickle as they please
@@ -61,4 +60,4 @@ def _pickles(error: BaseException) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

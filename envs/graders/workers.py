@@ -10,16 +10,14 @@ import math
 import os
 import pickle
 import queue
-import selectors
-import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import IO, Any, TypeVar
+from multiprocessing import Pipe
+from typing import Any, TypeVar
 
 from nanoskyrl.stages.core.children import ending_with_us
 
@@ -33,7 +31,6 @@ PROBE_SECONDS = 0.2
 """Of calls in one worker, after which it is decided whether others join it."""
 START_SECONDS = 0.4
 """Of processor time that a worker takes to start."""
-_HEAD = struct.Struct("<Q")
 T = TypeVar("T")
 
 
@@ -207,22 +204,23 @@ class _Shared(Iterator[T]):
 class _Worker:
     def __init__(self, quiet: bool) -> None:
         self.place = _place()
-        self._found = bytearray()
-        """What was read behind the last answer."""
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "nanoskyrl.envs.graders.worker_main"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL if quiet else None,
-            env=ending_with_us(
-                {
-                    **os.environ,
-                    "PYTHONHASHSEED": "0",  # two workers must see sets of strings in one order
-                    "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-                }
-            ),
-            start_new_session=True,  # Ctrl-C is for us to hear
-        )
+        self._pipe, theirs = Pipe()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "nanoskyrl.envs.graders.worker_main", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL if quiet else 2,  # what a function prints is no data of ours
+                stderr=subprocess.DEVNULL if quiet else None,
+                env=ending_with_us(
+                    {
+                        **os.environ,
+                        "PYTHONHASHSEED": "0",  # two workers must see sets of strings in one order
+                        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+                    }
+                ),
+                start_new_session=True,  # Ctrl-C is for us to hear
+            )
 
     def ask(self, request: tuple[str, str, tuple[Any, ...]], seconds: float) -> tuple[bool, Any]:
         self._send(request)
@@ -237,49 +235,24 @@ class _Worker:
             yield self._answer(of_call)
 
     def _send(self, request: tuple[str, str, tuple[Any, ...]]) -> None:
-        assert self.process.stdin is not None
+        # Pickled plainly: by `Connection.send`, torch would leave its tensors with this process.
+        data = pickle.dumps(request)
         try:
-            send(self.process.stdin, request)
+            self._pipe.send_bytes(data)
         except OSError as error:
             raise WorkerDied(f"the worker is gone: {error}") from error
 
     def _answer(self, seconds: float) -> Any:
         """Return the next answer; the seconds begin now."""
-        assert self.process.stdout is not None
-        deadline = time.monotonic() + seconds
-        fd, found = self.process.stdout.fileno(), self._found
-        with selectors.DefaultSelector() as selector:
-            selector.register(fd, selectors.EVENT_READ)
-            while len(found) < _HEAD.size or len(found) < _HEAD.size + _HEAD.unpack_from(found)[0]:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise WorkerTimeout(f"no answer in {seconds:g} s")
-                chunk = os.read(fd, 1 << 16)
-                if not chunk:
-                    raise WorkerDied(f"the worker ended with status {self.process.wait()}")
-                found += chunk
-        end = _HEAD.size + _HEAD.unpack_from(found)[0]
-        answer = pickle.loads(found[_HEAD.size : end])
-        del found[:end]
-        return answer
+        if not self._pipe.poll(seconds):
+            raise WorkerTimeout(f"no answer in {seconds:g} s")
+        try:
+            data = self._pipe.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise WorkerDied(f"the worker ended with status {self.process.wait()}") from error
+        return pickle.loads(data)
 
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-
-def send(pipe: IO[bytes], value: Any) -> None:
-    """Write a value, its length before it."""
-    data = pickle.dumps(value)
-    pipe.write(_HEAD.pack(len(data)) + data)
-    pipe.flush()
-
-
-def receive(pipe: IO[bytes]) -> Any:
-    """Return the next value, or raise EOFError."""
-    head = pipe.read(_HEAD.size)
-    if len(head) < _HEAD.size:
-        raise EOFError
-    return pickle.loads(pipe.read(_HEAD.unpack(head)[0]))
+        self._pipe.close()

@@ -167,14 +167,7 @@ class PythonSession:
         return ran
 
 
-def run_command(
-    argv: Sequence[str],
-    *,
-    directory: Path,
-    stdin: str = "",
-    limits: Limits = Limits(),
-    backend: str = "auto",
-) -> Ran:
+def run_command(argv: Sequence[str], *, directory: Path, stdin: str = "", limits: Limits = Limits()) -> Ran:
     """Run a command that may write to one directory, which keeps what it wrote.
 
     `limits.file_mb` holds for each file there, not for all together. Under root a directory of root's is given to a
@@ -185,12 +178,8 @@ def run_command(
         directory: Where it starts.
         stdin: What it reads.
         limits: What it may use.
-        backend: `auto` or `bwrap`.
 
     Raises:
         SandboxError: the sandbox does not work.
     """
-    name = full_python() if backend == "auto" else choose(backend)
-    if name != FULL_PYTHON:
-        raise SettingsError(f"the sandbox `{name}` runs no commands", hint=f"Choose {FULL_PYTHON}")
-    return _load(name).run_command(list(argv), stdin, limits, directory.resolve())
+    return _load(full_python()).run_command(list(argv), stdin, limits, directory.resolve())

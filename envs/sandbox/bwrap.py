@@ -86,9 +86,9 @@ def run_python(code: str, stdin: str, files: dict[str, bytes], limits: Limits, f
     folder.chmod(0o755)  # readable for the user that the program becomes
     user = FIRST_USER + next(_calls) % USERS if os.geteuid() == 0 else None
     source = folder if user is None else Path(FOLDER)
-    inside = ["--size", str(limits.file_mb << 20), "--tmpfs", BOX]
-    for path in sorted(folder.iterdir()):
-        inside += ["--ro-bind", str(source / path.name), f"{BOX}/{path.name}"]
+    names = sorted(path.name for path in folder.iterdir())
+    binds = [word for name in names for word in ("--ro-bind", str(source / name), f"{BOX}/{name}")]
+    inside = ["--size", str(limits.file_mb << 20), "--tmpfs", BOX, *binds]
     argv = [*_bwrap(user), *inside, *READ_ONLY, "--chdir", BOX, "--", *limited(python_argv(), limits)]
     return _run([*_as_user(user, folder, "--ro-bind"), *argv], stdin, limits, BOX)
 
@@ -141,16 +141,14 @@ def _bwrap(user: int | None) -> list[str]:
         "--cap-drop", "ALL", "--seccomp", FILTER, "--hostname", "sandbox", "--clearenv",
         "--setenv", "PATH", "/usr/bin:/bin",
         "--setenv", "HOME", BOX, "--setenv", "TMPDIR", BOX, "--proc", "/proc", "--dev", "/dev",
+        *(word for variable in REPEATABLE.items() for word in ("--setenv", *variable)),
     ]  # fmt: skip
-    for name, value in REPEATABLE.items():
-        argv += ["--setenv", name, value]
     for path in SYSTEM:
         if Path(path).is_symlink():
             argv += ["--symlink", os.readlink(path), path]
         elif Path(path).is_dir():
             argv += ["--ro-bind", path, path]
-    for path in SYSTEM_FILES:
-        argv += ["--ro-bind-try", path, path]
+    argv += [word for path in SYSTEM_FILES for word in ("--ro-bind-try", path, path)]
     if not Path(sys.base_prefix).is_relative_to("/usr"):
         argv += ["--ro-bind", sys.base_prefix if user is None else PYTHON, sys.base_prefix]
     return argv

@@ -91,12 +91,9 @@ def run_session(
         except monty.MontyRuntimeError as wrong:
             reason, error = _reason(str(wrong), limits), wrong.display()
         after = session.dump() if reason in (None, "error") else None
-    written = {"stdout": "", "stderr": ""}
-    for stream, text in output.output:
-        written[stream] += text
+    out, err = ("".join(text for of, text in output.output if of == stream) for stream in ("stdout", "stderr"))
     # What an error says is the program's, too, and of any length; its end tells most.
-    said = written["stderr"] + error[-limits.output_bytes :]
-    return Ran(reason is None, written["stdout"], said, reason), after
+    return Ran(reason is None, out, err + error[-limits.output_bytes :], reason), after
 
 
 def _reason(message: str, limits: Limits) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoskyrl.envs.tool_formats.base import (
+    Finder,
     FoundCall,
     ParsedCall,
     Piece,
@@ -19,8 +20,8 @@ from nanoskyrl.envs.tool_formats.base import (
     json_call,
     malformed,
     thought,
-    typed,
 )
+from nanoskyrl.envs.tool_formats.tagged import Tags, tagged_calls
 
 _START, _BODY = "<|start|>assistant", "<|message|>"
 _ENDS = re.compile(r"<\|(?:end|call|return|eom|eot)\|>|(?=<\|start\|>)")
@@ -81,10 +82,10 @@ def write_harmony(name: str, args: Mapping[str, Any]) -> str:
 # Muse Glimmer
 
 _CALLS, _CALLS_END = "<atem:function_calls>", "</atem:function_calls>"
-_INVOKE = re.compile(r'\s*<atem:invoke name="([^"<>\n]+)">')
-_INVOKE_END = re.compile(r"\s*</atem:invoke>")
-_PARAMETER = re.compile(r'\s*<atem:parameter name="([^"<>\n]+)">')
-_PARAMETER_END = re.compile(r"</atem:parameter>(?=\s*(?:<atem:parameter |</atem:invoke>))")
+_INVOCATIONS = Tags(
+    re.compile(r'\s*<atem:invoke name="([^"<>\n]+)">'), re.compile(r'\s*<atem:parameter name="([^"<>\n]+)">'),
+    re.compile(r"</atem:parameter>(?=\s*(?:<atem:parameter |</atem:invoke>))"), "</atem:parameter>", "</atem:invoke>",
+)  # fmt: skip
 
 
 def read_atem(text: str, tools: Tools = ()) -> list[Piece]:
@@ -106,24 +107,10 @@ def _invoked(body: str, tools: Tools) -> list[ParsedCall]:
     start = body.find(_CALLS)
     if start < 0:
         return [malformed(f"there is no {_CALLS}")]
-    calls: list[ParsedCall] = []
-    position = start + len(_CALLS)
-    while name := _INVOKE.match(body, position):
-        position, args = name.end(), {}
-        while key := _PARAMETER.match(body, position):
-            end = _PARAMETER_END.search(body, key.end())
-            if end is None:
-                return [*calls, malformed("a parameter does not end with </atem:parameter>")]
-            args[key[1]] = typed(body[key.end() : end.start()], name[1], key[1], tools)
-            position = end.end()
-        done = _INVOKE_END.match(body, position)
-        if done is None:
-            return [*calls, malformed("the call does not end with </atem:invoke>")]
-        calls.append(ParsedCall(name[1], args))
-        position = done.end()
-    if not calls or not body[position:].lstrip().startswith(_CALLS_END):
-        return [*calls, malformed(f"the calls do not end with {_CALLS_END}")]
-    return calls
+    calls, position, wrong = tagged_calls(Finder(body), start + len(_CALLS), _INVOCATIONS, tools)
+    if not wrong and not (calls and body[position:].lstrip().startswith(_CALLS_END)):
+        wrong = f"the calls do not end with {_CALLS_END}"
+    return [*calls, malformed(wrong)] if wrong else calls
 
 
 def write_atem(name: str, args: Mapping[str, Any]) -> str:

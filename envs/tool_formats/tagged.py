@@ -7,7 +7,7 @@ What is in the tags in neither way is left to whoever reads JSON in them.
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanoskyrl.envs.tool_formats.base import (
     TOOL_CALL,
@@ -18,20 +18,55 @@ from nanoskyrl.envs.tool_formats.base import (
     ToolFormat,
     Tools,
     after_broken_call,
+    after_space,
     malformed,
     scan,
     typed,
 )
 
-_FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>")
-_PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>")
-_PARAMETER_END = re.compile(r"</parameter>(?=\s*(?:<parameter=|</function>))")
-_FUNCTION_END = re.compile(r"\s*</function>")
 _END = re.compile(rf"\s*{TOOL_CALL_END}")
 _NAME = re.compile(r"\s*([^\s<>{}\[\]]+)")
 _KEY = re.compile(r"\s*<arg_key>")
 _KEY_END = re.compile(r"</arg_key>\s*<arg_value>")
 _VALUE_END = re.compile(rf"</arg_value>(?=\s*(?:<arg_key>|{TOOL_CALL_END}))")
+
+
+class Tags(NamedTuple):
+    """What stands around a call and around each of its parameters."""
+
+    call: re.Pattern[str]
+    """Opens a call; its group is the tool."""
+    parameter: re.Pattern[str]
+    """Opens a parameter; its group is the name."""
+    value_end: re.Pattern[str]
+    """Ends a value, before another parameter or the end of the call."""
+    parameter_end: str
+    call_end: str
+
+
+XML = Tags(  # line breaks set a value apart from its tags
+    re.compile(r"\s*<function=([^<>\n]+)>"), re.compile(r"\s*<parameter=([^<>\n]+)>\n?"),
+    re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>))"), "</parameter>", "</function>",
+)  # fmt: skip
+
+
+def tagged_calls(finder: Finder, position: int, tags: Tags, tools: Tools) -> tuple[list[ParsedCall], int, str]:
+    """Return the calls at a place, where the text continues, and what is wrong with the next one; empty: nothing."""
+    text, calls = finder.text, list[ParsedCall]()
+    while name := tags.call.match(text, position):
+        position, args = name.end(), {}
+        while key := tags.parameter.match(text, position):
+            end = finder.find(tags.value_end, key.end())
+            if end is None:
+                return calls, position, f"a parameter does not end with {tags.parameter_end}"
+            args[key[1]] = typed(text[key.end() : end.start()], name[1], key[1], tools)
+            position = end.end()
+        position = after_space(text, position)
+        if not text.startswith(tags.call_end, position):
+            return calls, position, f"the call does not end with {tags.call_end}"
+        calls.append(ParsedCall(name[1], args))
+        position += len(tags.call_end)
+    return calls, position, ""
 
 
 def read_xml(text: str, tools: Tools = ()) -> list[Piece]:
@@ -41,31 +76,13 @@ def read_xml(text: str, tools: Tools = ()) -> list[Piece]:
 
 
 def _functions_at(finder: Finder, start: int, tools: Tools) -> tuple[list[ParsedCall], int]:
-    text = finder.text
-    calls: list[ParsedCall] = []
-    position = start
-    while name := _FUNCTION.match(text, position):
-        position, args = name.end(), {}
-        while key := _PARAMETER.match(text, position):
-            end = finder.find(_PARAMETER_END, key.end())
-            if end is None:
-                return [*calls, malformed("a parameter does not end with </parameter>")], after_broken_call(text, start)
-            args[key[1]] = typed(_unwrapped(text[key.end() : end.start()]), name[1], key[1], tools)
-            position = end.end()
-        done = _FUNCTION_END.match(text, position)
-        if done is None:
-            return [*calls, malformed("the call does not end with </function>")], after_broken_call(text, start)
-        calls.append(ParsedCall(name[1], args))
-        position = done.end()
-    closing = _END.match(text, position)
+    calls, position, wrong = tagged_calls(finder, start, XML, tools)
+    if wrong:
+        return [*calls, malformed(wrong)], after_broken_call(finder.text, start)
+    closing = _END.match(finder.text, position)
     if closing is None or not calls:
-        return [malformed(f"the call does not end with {TOOL_CALL_END}")], after_broken_call(text, start)
+        return [malformed(f"the call does not end with {TOOL_CALL_END}")], after_broken_call(finder.text, start)
     return calls, closing.end()
-
-
-def _unwrapped(value: str) -> str:
-    """Return a value without the line breaks that set it apart from its tags."""
-    return value.removeprefix("\n").removesuffix("\n")
 
 
 def write_xml(name: str, args: Mapping[str, Any]) -> str:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean
 from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.core.safe_text import one_line, shortened
+from nanoskyrl.stages.looking.console import open_console, with_rows
 from nanoskyrl.stages.looking.database import TABLES_HINT, check_query, first_lines, open_database
 
 QUESTIONS = Path(__file__).parent / "questions"
@@ -105,21 +105,21 @@ def tables(place: Path) -> dict[str, list[str]]:
 
 def print_answer(answer: QueryResult, file: IO[str] | None = None) -> None:
     """Print an answer as a table that fits the terminal, or in whole lines where there is none."""
-    console = Console(file=file)
-    if not console.is_terminal:
-        console.width = WIDE
-    grid = Table(box=None, pad_edge=False)
-    for index, name in enumerate(answer.columns):
-        numbers = all(isinstance(row[index], int | float | None) for row in answer.rows)
-        widest = max((len(_cell(row[index])) for row in answer.rows), default=0) if numbers else 0
-        grid.add_column(Text(one_line(name)), justify="right" if numbers else "left", no_wrap=True, min_width=widest)
-    for row in answer.rows:
-        grid.add_row(*(Text(_cell(value)) for value in row))
-    console.print(grid)
+    console = open_console(file, WIDE)
+    columns = (_column(name, [row[index] for row in answer.rows]) for index, name in enumerate(answer.columns))
+    cells = ([Text(_cell(value)) for value in row] for row in answer.rows)
+    console.print(with_rows(Table(*columns, box=None, pad_edge=False), cells))
     if not answer.rows:
         console.print("no rows")
     if answer.more:
         console.print(f"... and more; the first {len(answer.rows)} are shown, --limit shows others")
+
+
+def _column(name: str, values: Sequence[Any]) -> Column:
+    """Return the head of a column; numbers stand to the right, and are never cut."""
+    numbers = all(isinstance(value, int | float | None) for value in values)
+    widest = max((len(_cell(value)) for value in values), default=0) if numbers else 0
+    return Column(Text(one_line(name)), justify="right" if numbers else "left", no_wrap=True, min_width=widest)
 
 
 def _cell(value: Any) -> str:

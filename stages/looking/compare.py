@@ -144,5 +144,4 @@ class _Watched(Update):
 def _cosines(gradients: Sequence[torch.Tensor]) -> np.ndarray:
     stacked = torch.stack(list(gradients)).double()
     norms = stacked.norm(dim=1)
-    found = (stacked @ stacked.T) / (norms[:, None] * norms[None])
-    return found.numpy()
+    return ((stacked @ stacked.T) / (norms[:, None] * norms[None])).numpy()

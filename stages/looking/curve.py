@@ -54,7 +54,8 @@ def curve(run: Run) -> str:
     Rewards that say nothing of success, such as a function's, are plotted themselves.
     """
     lines = read_metrics(run.metrics)
-    series = _by_environment(lines)
+    keys = success_keys(sorted({key for line in latest(lines, "score").values() for key in line}))
+    series = {name: _points(lines, key) for name, key in keys.items()}
     points, name = _points(lines, "reward/success"), "success"
     if not points:
         points, name = _points(lines, "reward/avg_raw_reward"), "reward"
@@ -78,12 +79,6 @@ def curve(run: Run) -> str:
     plotext.xticks(sorted({round(last * i / 4) for i in range(5)}))
     plotext.title(f"sampled {name} of training tasks, by step")
     return "\n".join([plotext.uncolorize(plotext.build()).rstrip(), below]).rstrip()
-
-
-def _by_environment(lines: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Return the points of each environment of a run that has several, by name."""
-    keys = success_keys(sorted({key for line in latest(lines, "score").values() for key in line}))
-    return {name: _points(lines, key) for name, key in keys.items()}
 
 
 def _points(lines: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:

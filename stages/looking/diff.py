@@ -8,7 +8,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,6 @@ class Compared:
     """Outputs, policies and files of settings that both have."""
     rows: int = 0
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return it as values of JSON."""
-        return asdict(self)
-
 
 class PlaceComparison:
     """Two places under comparison, and what is known to differ already."""
@@ -92,6 +88,12 @@ class PlaceComparison:
         self._noted[what, how] = Difference(place, what, how)
         self.found.differences.append(self._noted[what, how])
 
+    def both(self, place: str, what: str, first: bool, second: bool, *, how: str = "in") -> bool:
+        """Say whether both have a thing, and note where one alone has it."""
+        if first != second:
+            self.differs(place, what, f"{how} the {'first' if first else 'second'} alone")
+        return first and second
+
     def values(self, place: str, what: str, ours: Any, theirs: Any, *, exactly: bool = True) -> None:
         """Note where two values of JSON differ."""
         for name, a, b in differences(ours, theirs):
@@ -118,20 +120,17 @@ class PlaceComparison:
 
     def steps(self, ours: Run, theirs: Run, step: int) -> None:
         """Compare all outputs of a step."""
-        if ours.step(step).is_dir() != theirs.step(step).is_dir():
-            self.differs(ours.step(step).name, "step", _alone_in(ours.step(step).is_dir()))
-            return
-        self.folders(ours.root, theirs.root, f"{ours.step(step).name}/*", _decoder(ours.root))
+        name = ours.step(step).name
+        if self.both(name, "step", ours.step(step).is_dir(), theirs.step(step).is_dir()):
+            self.folders(ours.root, theirs.root, f"{name}/*", _decoder(ours.root))
 
     def folders(self, ours: Path, theirs: Path, pattern: str, decode: Decode | None) -> None:
         """Compare the outputs whose paths in both match a pattern."""
         names = {path.relative_to(root) for root in (ours, theirs) for path in root.glob(pattern) if path.is_dir()}
         for name in sorted(names, key=_order):
-            done = [is_finished(root / name) for root in (ours, theirs)]
-            if all(done):
+            done = (is_finished(root / name) for root in (ours, theirs))
+            if self.both(name.as_posix(), "output", *done, how="finished in"):
                 self.outputs(ours / name, theirs / name, name.as_posix(), decode)
-            elif any(done):
-                self.differs(name.as_posix(), "output", f"finished in the {'first' if done[0] else 'second'} alone")
 
     def outputs(self, ours: Path, theirs: Path, place: str = "", decode: Decode | None = None) -> None:
         """Compare two outputs of stages."""
@@ -168,16 +167,13 @@ class PlaceComparison:
         for name in sorted({*a.files, *b.files}):
             if weights and (name.startswith("state/") or name.endswith(POLICY_JSON)):
                 continue
+            if not self.both(place, name, name in a.files, name in b.files):
+                continue
             there = [(root / name).is_file() for root in (ours, theirs)]
-            if name not in a.files or name not in b.files:
-                self.differs(place, name, _alone_in(name in a.files))
-            elif all(there):
-                differs = self.files(ours / name, theirs / name, place, name)
-                weights = weights or (differs and name.endswith(".safetensors"))
-            elif not any(there) or name.startswith("state/"):
+            if not any(there) or (name.startswith("state/") and not all(there)):
                 self.values(place, f"digest of {name}", a.files[name], b.files[name])
-            else:
-                self.differs(place, name, _alone_in(there[0]))
+            elif self.both(place, name, *there):
+                weights |= self.files(ours / name, theirs / name, place, name) and name.endswith(".safetensors")
         return weights
 
     def files(self, ours: Path, theirs: Path, place: str, name: str) -> bool:
@@ -206,21 +202,15 @@ class PlaceComparison:
         weights = False
         files = [(root, path) for root in (ours, theirs) for path in root.rglob("*") if path.is_file()]
         for name in sorted({path.relative_to(root).as_posix() for root, path in files}):
-            there = [(root / name).is_file() for root in (ours, theirs)]
-            if not all(there):
-                self.differs(place, name, _alone_in(there[0]))
-            elif not (weights and name == POLICY_JSON):
-                differs = self.files(ours / name, theirs / name, place, name)
-                weights = weights or (differs and name.endswith(".safetensors"))
+            there = ((root / name).is_file() for root in (ours, theirs))
+            if self.both(place, name, *there) and not (weights and name == POLICY_JSON):
+                weights |= self.files(ours / name, theirs / name, place, name) and name.endswith(".safetensors")
 
     def _policy_of(self, ours: Run, theirs: Run, version: int) -> None:
         places = ours.policy(version), theirs.policy(version)
-        there = [path.is_dir() for path in places]
         name = places[0].relative_to(ours.root).as_posix()
-        if all(there):
+        if self.both(name, "policy", *(path.is_dir() for path in places)):
             self.policies(*places, name)
-        elif any(there):
-            self.differs(name, "policy", _alone_in(there[0]))
 
     def _settings_files(self, ours: Run, theirs: Run) -> None:
         tables = [_read_toml(run.settings_file) for run in (ours, theirs)]
@@ -240,10 +230,6 @@ def _order(name: Path) -> tuple[str, int, str]:
     """Return what puts a step's outputs in the order in which they are made, named ones behind their stage."""
     stage = name.name.partition("-")[0]
     return str(name.parent), STAGES.index(stage) if stage in STAGES else len(STAGES), name.name
-
-
-def _alone_in(first: bool) -> str:
-    return f"in the {'first' if first else 'second'} alone"
 
 
 def _read_json(path: Path) -> Any:
@@ -316,8 +302,7 @@ def _kind(place: Path) -> str:
 def lines(found: Compared, limit: int | None = None) -> Iterator[str]:
     """Yield the differences in words, and what was compared."""
     shown_first = found.differences[:limit]
-    for difference in shown_first:
-        yield difference.line()
+    yield from (difference.line() for difference in shown_first)
     if left := len(found.differences) - len(shown_first):
         yield f"... and {left} more; --limit shows them"
     total = len(found.differences)

@@ -6,7 +6,7 @@ hold the same rows in the same order are matched by the ids of their rows.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +19,7 @@ from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.core.shards import read_part
 from nanoskyrl.stages.core.trajectory import RENAMED
 from nanoskyrl.stages.looking.diff_columns import ColumnDifference, Decode, compare_column
+from nanoskyrl.stages.looking.ledger import keys_of
 
 KEYS = ("trajectory_id", "step_index")
 NAMES = ("task_id", "sample")
@@ -86,8 +87,7 @@ def _compare_aligned(a: Path, b: Path, found: RowsDifference, tolerance: float, 
     if not ids[0].equals(ids[1]):
         return False
     names = changed_columns(a, b)
-    first = read_part(a) if names is None else _columns_of(a, names)
-    second = read_part(b) if names is None else _columns_of(b, names)
+    first, second = (read_part(path) if names is None else _columns_of(path, names) for path in (a, b))
     _compare_tables(first, second, found, tolerance, decode)
     return True
 
@@ -101,11 +101,9 @@ def changed_columns(a: Path, b: Path) -> list[str] | None:
     """Return the columns of two parts whose bytes differ; None where bytes do not tell: another schema or layout."""
     files = pq.ParquetFile(a), pq.ParquetFile(b)
     first, second = (file.metadata for file in files)
-    if files[0].schema_arrow != files[1].schema_arrow or first.created_by != second.created_by:
-        return None
-    if set(RENAMED) & set(files[0].schema_arrow.names):
-        return None
-    if first.num_row_groups != second.num_row_groups or first.num_rows != second.num_rows:
+    schemas, layout = [file.schema_arrow for file in files], ("created_by", "num_row_groups", "num_rows")
+    others = schemas[0] != schemas[1] or any(getattr(first, of) != getattr(second, of) for of in layout)
+    if others or set(RENAMED) & set(schemas[0].names):
         return None
     changed: dict[str, None] = {}
     with a.open("rb") as ours, b.open("rb") as theirs:
@@ -135,10 +133,6 @@ def _compare_tables(
 ) -> None:
     """Compare tables of the same rows."""
     found.rows += ours.num_rows
-
-    def row_name(row: int) -> str:
-        return _name(ours, row)
-
     for name in dict.fromkeys([*ours.column_names, *theirs.column_names]):
         if name in KEYS:
             continue
@@ -153,7 +147,7 @@ def _compare_tables(
             difference.rows += ours.num_rows
         else:
             columns = ours.column(name), theirs.column(name)
-            compare_column(name, *columns, tolerance, difference, row_name, decode)
+            compare_column(name, *columns, tolerance, difference, partial(_name, ours), decode)
 
 
 def _name(table: pa.Table, row: int) -> str:
@@ -168,11 +162,11 @@ def _compare_by_id(
     ours: list[Path], theirs: list[Path], found: RowsDifference, tolerance: float, decode: Decode | None
 ) -> None:
     """Compare parts that hold other rows, or the same in another order."""
-    where = {}
-    for index, path in enumerate(theirs):
-        ids = read_part(path, columns=KEYS)
-        for row, key in enumerate(zip(*(ids.column(name).to_pylist() for name in KEYS), strict=True)):
-            where[key] = index, row
+    where = {
+        key: (index, row)
+        for index, path in enumerate(theirs)
+        for row, key in enumerate(keys_of(read_part(path, columns=KEYS)))
+    }
 
     @lru_cache(maxsize=2)  # parts that are cut elsewhere overlap with two
     def read(path: Path) -> pa.Table:
@@ -182,7 +176,7 @@ def _compare_by_id(
     for path in ours:
         table = read_part(path)
         rows: dict[int, list[tuple[int, int]]] = {}
-        for row, key in enumerate(zip(*(table.column(name).to_pylist() for name in KEYS), strict=True)):
+        for row, key in enumerate(keys_of(table)):
             if (at := where.pop(key, None)) is None:
                 found.only_ours.append(_name(table, row))
             else:

@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,9 +44,17 @@ def examine() -> list[Check]:
         *_sandboxes(),
         _harness(),
         _memory(),
-        _starter(),
+        tried("starter policy", _starter),
         _writable(Path.cwd()),
     ]
+
+
+def tried(name: str, work: Callable[[], str]) -> Check:
+    """Return what came of a piece of work, which says what it found, or of its error."""
+    try:
+        return Check(name, True, work())
+    except NanoskyrlError as error:
+        return Check(name, False, str(error), error.hint or "")
 
 
 def _import(name: str, remedy: str, *, needed: bool) -> Check:
@@ -157,20 +166,17 @@ def _memory() -> Check:
     return Check("memory", total >= 4, f"{total:.0f} GiB", "The quickstart needs 4 GiB")
 
 
-def _starter() -> Check:
+def _starter() -> str:
     """Load the starter policy and sample from it."""
-    try:
-        from nanoskyrl.stages.engines.base import HfConfig, Request, SamplingParams
-        from nanoskyrl.stages.engines.hf import HfEngine
-        from nanoskyrl.stages.models.policy import STARTER, resolve_policy
+    from nanoskyrl.stages.engines.base import HfConfig, Request, SamplingParams
+    from nanoskyrl.stages.engines.hf import HfEngine
+    from nanoskyrl.stages.models.policy import STARTER, resolve_policy
 
-        engine = HfEngine(HfConfig(device="cpu"))
-        engine.load(resolve_policy(STARTER))
-        prompt = engine.renderer.prompt_ids([{"role": "user", "content": "What is 1 + 1?"}])
-        found = engine.generate([Request(prompt_ids=prompt, seed=0, max_tokens=8)], SamplingParams())
-    except NanoskyrlError as error:
-        return Check("starter policy", False, str(error), error.hint or "")
-    return Check("starter policy", True, f"loads and samples ({len(found[0].token_ids)} tokens)")
+    engine = HfEngine(HfConfig(device="cpu"))
+    engine.load(resolve_policy(STARTER))
+    prompt = engine.renderer.prompt_ids([{"role": "user", "content": "What is 1 + 1?"}])
+    found = engine.generate([Request(prompt_ids=prompt, seed=0, max_tokens=8)], SamplingParams())
+    return f"loads and samples ({len(found[0].token_ids)} tokens)"
 
 
 def _writable(folder: Path) -> Check:

@@ -6,7 +6,7 @@ same seeds draw the same tokens, that new weights are used, and that old ones am
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ import numpy as np
 
 from nanoskyrl.stages.core.children import temporary_directory
 from nanoskyrl.stages.core.config import plugin_config
-from nanoskyrl.stages.core.errors import InputError, NanoskyrlError, ProofError, SettingsError
+from nanoskyrl.stages.core.errors import InputError, ProofError, SettingsError
 from nanoskyrl.stages.engines.base import Request, SamplingParams, TokenEngine, make_engine
 from nanoskyrl.stages.engines.vllm.delivery import PROBE
 from nanoskyrl.stages.engines.vllm.engine import VllmEngine
 from nanoskyrl.stages.engines.vllm.proof import SELF_TEST_TOLERANCE, self_test
-from nanoskyrl.stages.looking.doctor import Check
+from nanoskyrl.stages.looking.doctor import Check, tried
 from nanoskyrl.stages.models.policy import is_adapter, is_weights, policy_digest, policy_files
 
 SEQUENCES, TOKENS = 8, 32
@@ -54,28 +54,27 @@ def examine_engine(name: str, policy: Path, settings: dict[str, dict[str, Any]])
         first, again = (engine.generate(requests, SamplingParams()) for _ in range(2))
         same = sum(a.token_ids == b.token_ids for a, b in zip(first, again, strict=True))
         checks += [
-            _tried("log-probs are transformers'", lambda: _gap(engine, policy, prompt, first)),
+            tried("log-probs are transformers'", lambda: _gap(engine, policy, prompt, first)),
             # On a GPU batches round differently, and a token in some hundreds turns.
             Check("seeds repeat themselves", True, f"{same} of {SEQUENCES} sequences", needed=False),
         ]
         with temporary_directory("nanoskyrl-doctor-") as folder:
             step = step_away(policy, folder / "step")
-            checks.append(_tried("a small step arrives", lambda: _changes(engine, step, prompt)))
+            checks.append(tried("a small step arrives", lambda: _changes(engine, step, prompt)))
             if isinstance(engine, VllmEngine):
                 stale = step_away(policy, folder / "stale", keep=_a_layer(policy))
-                checks.append(_tried("a stale layer is found", lambda: _finds(engine, stale, step)))
+                checks.append(tried("a stale layer is found", lambda: _finds(engine, stale, step)))
         return checks
     finally:
         engine.close()
 
 
-def step_away(policy: Path, target: Path, *, size: float = STEP, keep: str | None = None) -> Path:
+def step_away(policy: Path, target: Path, *, keep: str | None = None) -> Path:
     """Write a policy a small random step away, always the same one; return where.
 
     Args:
         policy: A whole model in safetensors.
         target: A new directory.
-        size: Of the step, as a share of each weight's standard deviation.
         keep: Weights whose names begin so stay as they are.
     """
     import torch
@@ -93,7 +92,7 @@ def step_away(policy: Path, target: Path, *, size: float = STEP, keep: str | Non
             if keep is None or not name.startswith(keep):
                 spread = float(weight.float().std()) if weight.numel() > 1 else 1.0
                 # A weight that is the same everywhere, as a norm's at the start, is moved too.
-                weights[name] = (weight + size * (spread or 1.0) * noise).to(weight.dtype)
+                weights[name] = (weight + STEP * (spread or 1.0) * noise).to(weight.dtype)
         save_file(weights, target / file.name, metadata={"format": "pt"})
     return target
 
@@ -104,13 +103,6 @@ def _a_layer(policy: Path) -> str:
 
     with safe_open(next(policy.glob("*.safetensors")), framework="np") as opened:
         return next(name[: name.index("layers.") + 9] for name in opened.keys() if "layers." in name)  # noqa: SIM118
-
-
-def _tried(name: str, work: Callable[[], str]) -> Check:
-    try:
-        return Check(name, True, work())
-    except NanoskyrlError as error:
-        return Check(name, False, str(error), error.hint or "")
 
 
 def _gap(engine: TokenEngine, policy: Path, prompt: Sequence[int], sampled: Sequence[Any]) -> str:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
 from nanoskyrl.eval.compare import paired
 from nanoskyrl.eval.metrics import successes_by_task, summarize
 from nanoskyrl.stages.core.errors import InputError, told_as
-from nanoskyrl.stages.core.manifest import SUMMARY, Manifest, located, read_manifest
+from nanoskyrl.stages.core.manifest import SUMMARY, Manifest, differences, located, read_manifest
 from nanoskyrl.stages.core.shards import read_parts
-from nanoskyrl.stages.looking.console import SafeConsole
+from nanoskyrl.stages.looking.console import SafeConsole, with_rows
 
 COLUMNS = 4
 """Evaluations side by side in one block of the table: as many as a terminal takes with their names whole."""
@@ -60,17 +60,17 @@ def table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _block(summaries: Mapping[str, Mapping[str, Any]]) -> str:
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    grid.add_column("")
-    for name, numbers in summaries.items():
-        grid.add_column(f"{name}\n{_metric(numbers)}", justify="right")
+    heads = (Column(f"{name}\n{_metric(numbers)}", justify="right") for name, numbers in summaries.items())
     passes = sorted({key for s in summaries.values() for key in s if key.startswith("pass_at_")}, key=_k)
-    for label, key, kind in [*LINES[:4], *((f"pass@{_k(name)}", name, "share") for name in passes), *LINES[4:]]:
-        grid.add_row(label, *(_written(numbers.get(key), kind) for numbers in summaries.values()))
     own = dict.fromkeys(key for numbers in summaries.values() for key in numbers if _is_own(key, numbers[key]))
-    for key in own:
-        grid.add_row(key, *(_written(numbers.get(key), "number") for numbers in summaries.values()))
-    return _text(grid)
+    lines = [
+        *LINES[:4], *((f"pass@{_k(name)}", name, "share") for name in passes), *LINES[4:],
+        *((key, key, "number") for key in own),
+    ]  # fmt: skip
+    rows = (
+        [label, *(_written(numbers.get(key), kind) for numbers in summaries.values())] for label, key, kind in lines
+    )
+    return _text(with_rows(Table("", *heads, box=box.SIMPLE_HEAD, pad_edge=False), rows))
 
 
 def _metric(numbers: Mapping[str, Any]) -> str:
@@ -123,6 +123,7 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
         raise InputError(
             f"`{first}` and `{second}` share no judged task", hint="Evaluate both with the same seed and limit"
         ) from error
+    ours, theirs = (_graded_by(manifest, names[0]) for manifest in manifests)
     metrics = [summary_of(place).get("metric") for place in (first, second)]
     return {
         "benchmark": names[0],
@@ -130,7 +131,7 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
         "second_place": str(second),
         "first_metric": metrics[0],
         "second_metric": metrics[1],
-        "graded_otherwise": _differences(*(_graded_by(manifest, names[0]) for manifest in manifests)),
+        "graded_otherwise": list(dict.fromkeys(name.partition(".")[0] for name, *_ in differences(ours, theirs))),
         **asdict(found),
     }
 
@@ -139,10 +140,6 @@ def _graded_by(manifest: Manifest, name: str) -> dict[str, Any]:
     """Return the settings of a benchmark, files by their digest."""
     files = {key: digest for key, digest in manifest.inputs.items() if key in ASKED_BY}
     return {**(manifest.settings.get(name) or {}), **files}
-
-
-def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    return [key for key in sorted({*first, *second}) if first.get(key) != second.get(key)]
 
 
 def comparison(found: Mapping[str, Any]) -> str:

@@ -164,17 +164,17 @@ def _data(rollout: Manifest | None) -> dict[str, str]:
     if rollout is None:
         return {}
     asked = rollout.settings["rollout"]
-    found = {
-        f"Environment `{name}`": f"weight {weight:g}, split `{asked['split']}`, "
-        + _settings(rollout.settings.get(name) or {})
-        for name, weight in weights_of(asked["env"]).items()
-    }
-    found |= {
+    files = {key: digest for key, digest in rollout.inputs.items() if key.endswith(("data", "corpus", "prompt"))}
+    return {
+        **{
+            f"Environment `{name}`": f"weight {weight:g}, split `{asked['split']}`, "
+            + _settings(rollout.settings.get(name) or {})
+            for name, weight in weights_of(asked["env"]).items()
+        },
         "Attempts": f"{asked['train_batch_size']} prompts x {asked['n_samples_per_prompt']} a step, "
         f"temperature {asked['temperature']:g}",
+        **{f"Digest of `{key}`": f"`{digest}`" for key, digest in files.items()},
     }
-    files = {key: digest for key, digest in rollout.inputs.items() if key.endswith(("data", "corpus", "prompt"))}
-    return found | {f"Digest of `{key}`": f"`{digest}`" for key, digest in files.items()}
 
 
 def _algorithm(run: Run, version: int) -> dict[str, str]:

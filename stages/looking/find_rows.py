@@ -5,6 +5,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
@@ -89,11 +90,11 @@ def _of_stage(place: Path, step: int | None) -> list[RowSource]:
         columns = tuple(column.name for column in columns_of(table))
     else:
         return []
-    found, first = [], 0
-    for part in manifest.parts:
-        found.append(RowSource(place / part.name, part.digest, columns, step, first, part.rows))
-        first += part.rows
-    return found
+    firsts = accumulate((part.rows for part in manifest.parts), initial=0)
+    return [
+        RowSource(place / part.name, part.digest, columns, step, first, part.rows)
+        for part, first in zip(manifest.parts, firsts, strict=False)
+    ]
 
 
 def select(

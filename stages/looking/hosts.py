@@ -44,8 +44,7 @@ def host_commands(run: Run, settings: Settings, hosts: Sequence[str]) -> dict[st
         # torchrun takes `--run` for the beginning of an option of its own.
         found[f"train on {host}"] = f"SKYRL_RUN={root} {launcher} {train}"
     for host in hosts:
-        head = host == first
-        how = f"--head --port {RAY_PORT}" if head else f"--address {first}:{RAY_PORT}"
+        how = f"--head --port {RAY_PORT}" if host == first else f"--address {first}:{RAY_PORT}"
         found[f"Ray on {host}"] = f"ray start {how}"
     found[f"loop on {first}"] = f"skyrl loop --executor ray --set ray.address={first}:{RAY_PORT} --run {root}"
     return found

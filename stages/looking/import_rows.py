@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,7 +136,13 @@ def _group(value: Mapping[str, Any], env: str) -> str:
 
 def _batches(file: Path, env: str, scored: bool) -> Iterator[list[Trajectory]]:
     """Yield the rows of each part."""
-    rows: list[Trajectory] = []
+    rows = _rows(file, env, scored)
+    while batch := list(islice(rows, ROWS_PER_PART)):
+        yield batch
+
+
+def _rows(file: Path, env: str, scored: bool) -> Iterator[Trajectory]:
+    """Yield each line as a row."""
     seen: Counter[str] = Counter()
     for number, value in _lines(file):
         group = _group(value, env)
@@ -155,12 +162,8 @@ def _batches(file: Path, env: str, scored: bool) -> Iterator[list[Trajectory]]:
             InputError, f"line {number} of `{file}` is no trajectory", TypeError, ValueError, KeyError, OverflowError,
             hint=LINE_HINT,
         ):  # fmt: skip
-            rows.append(_row(filled, number))
-        if len(rows) == ROWS_PER_PART:
-            yield rows
-            rows = []
-    if rows:
-        yield rows
+            row = _row(filled, number)
+        yield row
 
 
 def _row(value: dict[str, Any], number: int) -> Trajectory:

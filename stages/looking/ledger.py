@@ -249,12 +249,9 @@ def ledger_at(place: Path) -> Ledger:
 def print_ledger(ledger: Ledger, file: IO[str] | None = None) -> None:
     """Print a ledger as a table."""
     head, *rows = ledger_cells(ledger)
-    grid = plain_table(head, left=head[:1], wrapped=())
-    for row in rows:
-        grid.add_row(*row)
     console = Console(file=file)
     console.width = max(console.width, sum(max(map(len, column)) + 2 for column in zip(head, *rows, strict=True)))
-    console.print(grid)
+    console.print(plain_table(head, rows, left=head[:1], wrapped=()))
 
 
 def check_ledger(folder: Path, update: pa.Table, given: pa.Table, stale: int) -> Iterator[tuple[bool, str]]:

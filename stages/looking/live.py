@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from nanoskyrl.stages.core.errors import NanoskyrlError
@@ -92,10 +92,8 @@ class LoopView:
         return f"; about {f'{left / 60:.0f} minutes' if left >= 120 else f'{left:.0f} s'} left"
 
     def _curves(self) -> Table:
-        grid = Table(box=None, show_header=False, pad_edge=False)
-        grid.add_column(no_wrap=True)
-        grid.add_column(justify="right", no_wrap=True)
-        grid.add_column(no_wrap=True)
+        columns = (Column(justify=side, no_wrap=True) for side in ("left", "right", "left"))
+        grid = Table(*columns, box=None, show_header=False, pad_edge=False)
         parts = [name for name in self.numbers if name.startswith("part.")][:PARTS]
         for name in (*SHOWN[:2], *parts, *SHOWN[2:]):
             values = self.numbers.get(name, [])
@@ -127,21 +125,16 @@ def rates(run: Run) -> str:
     """Return how fast the newest step was, and the memory that training took, as far as they are known."""
     lines = read_metrics(run.metrics)
     rollouts, trains = latest(lines, "rollout"), latest(lines, "train")
-    found = []
-    attempts = sum(number_in(line, "rollout/rows") or 0 for line in rollouts.values())
-    if attempts:
-        found.append(f"{attempts:,.0f} attempts")
-    newest = rollouts[max(rollouts)] if rollouts else {}
-    tokens, seconds = number_in(newest, "rollout/response_tokens/total"), number_in(newest, "timing/generate")
-    if tokens and seconds:
-        found.append(f"{tokens / seconds:,.0f} tokens sampled a second")
-    train = trains[max(trains)] if trains else {}
-    if trained := number_in(train, "train/tokens_per_second"):
-        found.append(f"{trained:,.0f} trained a second")
-    for name, key in (("GPU memory", "train/peak_device_memory_bytes"), ("memory", "train/peak_memory_bytes")):
-        if used := number_in(train, key):
-            found.append(f"{name} {used / 1e9:.1f} GB")
-    return ", ".join(found)
+    rollout, train = (of[max(of)] if of else {} for of in (rollouts, trains))
+    tokens, seconds = number_in(rollout, "rollout/response_tokens/total"), number_in(rollout, "timing/generate")
+    numbers = {
+        "{:,.0f} attempts": sum(number_in(line, "rollout/rows") or 0 for line in rollouts.values()),
+        "{:,.0f} tokens sampled a second": tokens / seconds if tokens and seconds else None,
+        "{:,.0f} trained a second": number_in(train, "train/tokens_per_second"),
+        "GPU memory {:.1f} GB": (number_in(train, "train/peak_device_memory_bytes") or 0) / 1e9,
+        "memory {:.1f} GB": (number_in(train, "train/peak_memory_bytes") or 0) / 1e9,
+    }
+    return ", ".join(form.format(value) for form, value in numbers.items() if value)
 
 
 def extreme_attempt(run: Run, key: str) -> list[RenderableType]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nanoskyrl.envs.base import Environment, Step, Task
@@ -147,8 +147,3 @@ def lines(found: Replay) -> Iterator[str]:
     yield from found.differences
     count = len(found.differences)
     yield f"{found.trajectory_id}: {found.turns} turns played again, {count} difference{'s' * (count != 1)}"
-
-
-def to_plain(found: Replay) -> dict[str, Any]:
-    """Return it as values of JSON."""
-    return asdict(found)

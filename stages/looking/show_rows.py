@@ -4,19 +4,19 @@
 # pyright: reportAttributeAccessIssue=false
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 from rich.console import RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from nanoskyrl.stages.core.errors import SettingsError
+from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.core.rows import from_table
 from nanoskyrl.stages.core.safe_text import one_line, printable
-from nanoskyrl.stages.looking.console import plain_table
+from nanoskyrl.stages.looking.console import plain_table, with_rows
 from nanoskyrl.stages.looking.curve import number
 from nanoskyrl.stages.looking.error_patterns import failures
 from nanoskyrl.stages.looking.find_rows import SOURCE, RowSource, Selection, by_part, select, whole_rows
@@ -34,34 +34,28 @@ FACTS = (
 
 def row_table(sources: Sequence[RowSource], found: Selection) -> Table:
     """Return the rows of a selection as a table."""
-    grid = Table(box=None, pad_edge=False, expand=True)
     has = {name for source in sources for name in source.columns}
     several = len({source.step for source in sources}) > 1
     extra = [name for name, column in (("reward", "reward"), ("advantage", "kept")) if column in has]
-    for name in (*(("step",) if several else ()), "row"):
-        grid.add_column(name, justify="right", no_wrap=True)
-    grid.add_column("id", no_wrap=True)
-    grid.add_column("task", no_wrap=True, max_width=TASK_WIDTH)
-    grid.add_column("status", no_wrap=True)
-    for name in ("sample", "turns", "tokens", *extra):
-        grid.add_column(name, justify="right", no_wrap=True, min_width=len(name))
-    grid.add_column("response", no_wrap=True, ratio=1)
+    columns = [
+        *(Column(name, justify="right", no_wrap=True) for name in (*(("step",) if several else ()), "row")),
+        Column("id", no_wrap=True), Column("task", no_wrap=True, max_width=TASK_WIDTH), Column("status", no_wrap=True),
+        *(Column(name, justify="right", no_wrap=True, min_width=len(name))
+          for name in ("sample", "turns", "tokens", *extra)),
+        Column("response", no_wrap=True, ratio=1),
+    ]  # fmt: skip
+    grid = Table(*columns, box=None, pad_edge=False, expand=True)
     rows = whole_rows(sources, found.table)
     places = found.table.select(["step", "row"]).to_pylist()
     for index, (t, place) in enumerate(zip(from_table(rows) if places else [], places, strict=True)):
-        cells = [
-            *((str(place["step"]),) if several else ()),
-            str(place["row"]),
-            t.trajectory_id[:8],
-            t.task_id,
-            t.status,
-        ]
-        cells += [str(t.sample), str(len(t.turns)), number(t.completion_tokens, "d")]
-        if "reward" in extra:
-            cells.append(number(t.reward) if t.score_status == "scored" else str(t.score_status))
-        if "advantage" in extra:
-            cells.append(advantage_of(rows, index))
-        grid.add_row(*(Text(one_line(cell)) for cell in [*cells, t.response]))
+        cells = {
+            "step": str(place["step"]), "row": str(place["row"]), "id": t.trajectory_id[:8], "task": t.task_id,
+            "status": t.status, "sample": str(t.sample), "turns": str(len(t.turns)),
+            "tokens": number(t.completion_tokens, "d"),
+            "reward": number(t.reward) if t.score_status == "scored" else str(t.score_status),
+            "advantage": advantage_of(rows, index) if "advantage" in extra else "", "response": t.response,
+        }  # fmt: skip
+        grid.add_row(*(Text(one_line(cells[str(column.header)])) for column in columns))
     return grid
 
 
@@ -75,15 +69,15 @@ def rows_as_plain(sources: Sequence[RowSource], found: Selection) -> dict[str, A
 
 def group_table(lines: Sequence[dict[str, Any]]) -> Table:
     """Return what `grouped_rows` found as a table."""
-    grid = Table(box=None, pad_edge=False)
-    for name in lines[0] if lines else ():
-        texts = [line[name] for line in lines if isinstance(line[name], str)]
-        least = min(NAME_WIDTH, max(map(len, texts), default=0))  # names are typed again: they are not cut short
-        label = name.removesuffix("_calls")
-        grid.add_column(label, justify="left" if texts else "right", no_wrap=True, min_width=least)
-    for line in lines:
-        grid.add_row(*(Text(_cell(value)) for value in line.values()))
-    return grid
+    columns = (_column(name, [line[name] for line in lines]) for name in (lines[0] if lines else ()))
+    rows = ([Text(_cell(value)) for value in line.values()] for line in lines)
+    return with_rows(Table(*columns, box=None, pad_edge=False), rows)
+
+
+def _column(name: str, values: Sequence[Any]) -> Column:
+    texts = [value for value in values if isinstance(value, str)]
+    least = min(NAME_WIDTH, max(map(len, texts), default=0))  # names are typed again: they are not cut short
+    return Column(name.removesuffix("_calls"), justify="left" if texts else "right", no_wrap=True, min_width=least)
 
 
 def _cell(value: Any) -> str:
@@ -109,26 +103,27 @@ def failed_call_tables(calls: Sequence[dict[str, Any]], limit: int) -> Iterator[
         yield Text("no call failed")
         return
     words = ("tool", "error", "pattern", "for instance")
-    kinds = plain_table(("count", *words), left=words, wrapped=words[-1:])
-    counts = Counter((call.get("tool"), call.get("error"), call["pattern"]) for call in calls)
-    first = {(call.get("tool"), call.get("error"), call["pattern"]): call for call in reversed(calls)}
-    for kind, count in counts.most_common(limit):
-        tool, error, pattern = kind
-        example = one_line(str(first[kind].get("result")))
-        kinds.add_row(
-            str(count), *(Text(one_line(str(text or "none"))) for text in (tool, error, pattern)), Text(example)
-        )
-    yield kinds
+    kinds = grouped(((call.get("tool"), call.get("error"), call["pattern"]), call) for call in calls)
+    counted = sorted(kinds.items(), key=lambda kind: len(kind[1]), reverse=True)
+    rows = ([str(len(of)), *map(_text, [text or "none" for text in kind]), _text(of[0].get("result"))]
+            for kind, of in counted[:limit])  # fmt: skip
+    yield plain_table(("count", *words), rows, left=words, wrapped=words[-1:])
     yield Text()
     names = ("step", "row", "id", "turn", "call", "result")
-    grid = plain_table(names, left=("id", "call", "result"), wrapped=("call", "result"))
-    for call in calls[:limit]:
-        args = json.dumps(call.get("args"), ensure_ascii=False)
-        written = f"{call['tool']}({args})" if call.get("tool") else call["action"]
-        step = "" if call["step"] is None else str(call["step"])
-        cells = (step, str(call["row"]), call["trajectory_id"][:8], str(call["turn"]))
-        grid.add_row(*cells, *(Text(one_line(str(text))) for text in (written, call.get("result"))))
-    yield grid
+    yield plain_table(names, map(_failed, calls[:limit]), left=("id", *names[-2:]), wrapped=names[-2:])
+
+
+def _failed(call: dict[str, Any]) -> list[RenderableType]:
+    """Return a failed call's line."""
+    args = json.dumps(call.get("args"), ensure_ascii=False)
+    written = f"{call['tool']}({args})" if call.get("tool") else call["action"]
+    step = "" if call["step"] is None else str(call["step"])
+    place = (step, str(call["row"]), call["trajectory_id"][:8], str(call["turn"]))
+    return [*place, _text(written), _text(call.get("result"))]
+
+
+def _text(value: Any) -> Text:
+    return Text(one_line(str(value)))
 
 
 def whole_trajectory(
@@ -166,10 +161,11 @@ def trajectory_as_plain(sources: Sequence[RowSource], place: pa.Table) -> list[d
 
 def diagnostics_table(table: pa.Table) -> Table:
     """Return what `train` says of its rows."""
-    grid = plain_table(table.column_names, left=("trajectory_id",))
-    for row in table.to_pylist():
-        grid.add_row(*(f"{v:.4g}" if isinstance(v, float) else printable(str(v))[:12] for v in row.values()))
-    return grid
+    rows = (
+        [f"{v:.4g}" if isinstance(v, float) else printable(str(v))[:12] for v in row.values()]
+        for row in table.to_pylist()
+    )
+    return plain_table(table.column_names, rows, left=("trajectory_id",))
 
 
 def is_diagnostics(sources: Sequence[RowSource]) -> bool:

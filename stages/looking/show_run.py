@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from nanoskyrl.stages.core.errors import InputError
@@ -13,7 +13,7 @@ from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.pipeline import STAGES
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run
 from nanoskyrl.stages.core.safe_text import printable
-from nanoskyrl.stages.looking.console import facts_table, plain_table
+from nanoskyrl.stages.looking.console import facts_table, plain_table, with_rows
 from nanoskyrl.stages.looking.curve import curve, evaluated_of, number
 from nanoskyrl.stages.looking.environment_report import EnvironmentReport, environment_reports
 from nanoskyrl.stages.looking.eval_report import summary_of
@@ -40,26 +40,27 @@ def run_blocks(run: Run, limit: int) -> Iterator[RenderableType]:
     yield Text(printable(curve(run)))
 
 
-def remark_lines(found: Sequence[Remark]) -> Iterator[Text]:
-    """Yield remarks, a line each."""
-    for remark in found:
-        yield Text(f"- {remark.text}", style=TONES[remark.tone])
+def remark_lines(found: Sequence[Remark]) -> list[Text]:
+    """Return remarks, a line each."""
+    return [Text(f"- {remark.text}", style=TONES[remark.tone]) for remark in found]
 
 
 def steps_table(run: Run, steps: Sequence[int], numbers: Steps, limit: int) -> Table:
     """Return the newest steps as a table; what stands out from the steps around it is marked."""
-    grid = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("step", "done", *(BY_NAME[name].label for name in SHOWN)):
-        grid.add_column(name, justify="right", no_wrap=True)
+    heads = ("step", "done", *(BY_NAME[name].label for name in SHOWN))
+    columns = (Column(head, justify="right", no_wrap=True) for head in heads)
     marked = {name: outliers(name, numbers[name]) for name in SHOWN}
-    for index in range(max(0, len(steps) - limit), len(steps)):
-        cells = [
-            Text("" if (value := numbers[name][index]) is None else f"{value:.3g}{'!' if marked[name][index] else ''}",
-                 style="bold red" if marked[name][index] else "")
-            for name in SHOWN
-        ]  # fmt: skip
-        grid.add_row(str(steps[index]), done(run, steps[index]), *cells)
-    return grid
+    rows = (
+        [str(steps[at]), done(run, steps[at]), *(marked_number(numbers[name][at], marked[name][at]) for name in SHOWN)]
+        for at in range(max(0, len(steps) - limit), len(steps))
+    )
+    return with_rows(Table(*columns, box=None, pad_edge=False, padding=(0, 1, 0, 0)), rows)
+
+
+def marked_number(value: float | None, stands_out: bool, digits: int = 3) -> Text:
+    """Return a number of a step with so many digits, marked where it stands out."""
+    text = "" if value is None else f"{value:.{digits}g}{'!' * stands_out}"
+    return Text(text, style="bold red" if stands_out else "")
 
 
 def done(run: Run, step: int) -> str:
@@ -114,7 +115,6 @@ def step_blocks(run: Run, step: int) -> Iterator[RenderableType]:
 def environment_table(found: dict[str, EnvironmentReport]) -> Table:
     """Return the attempts of each environment as a table, a column each."""
     plain = {name: report.to_plain() for name, report in found.items()}
-    grid = plain_table(["", *(Text(printable(name)) for name in plain)], left=[""])
     sizes = sorted({numbers["n"] for numbers in plain.values()})
     labels = {
         "attempts": "attempts", "groups": "groups", "turns_mean": "turns, mean", "tool_calls_mean": "tool calls, mean",
@@ -122,13 +122,19 @@ def environment_table(found: dict[str, EnvironmentReport]) -> Table:
         "reward": "reward", "pass_at_n": f"pass@{sizes[0] if len(sizes) == 1 else 'n'}",
         "variance_per_prompt": "variance per prompt", "signal": "groups with signal", "reading": "reading",
     }  # fmt: skip
-    for key, label in labels.items():
-        values = (numbers[key] for numbers in plain.values())
-        grid.add_row(label, *("?" if v is None else f"{v:.3f}" if isinstance(v, float) else str(v) for v in values))
-    for pattern in dict.fromkeys(pattern for numbers in plain.values() for pattern in numbers["patterns"]):
-        counts = ((numbers["patterns"].get(pattern, 0), numbers["attempts"] or 1) for numbers in plain.values())
-        grid.add_row(f"with {pattern}", *(f"{count} ({count / attempts:.1%})" for count, attempts in counts))
-    return grid
+    rows = [[label, *(_cell(numbers[key]) for numbers in plain.values())] for key, label in labels.items()]
+    patterns = dict.fromkeys(pattern for numbers in plain.values() for pattern in numbers["patterns"])
+    rows += [[f"with {pattern}", *(_share(numbers, pattern) for numbers in plain.values())] for pattern in patterns]
+    return plain_table(["", *(Text(printable(name)) for name in plain)], rows, left=[""])
+
+
+def _cell(value: float | str | None) -> str:
+    return str(value) if isinstance(value, int | str) else number(value)
+
+
+def _share(numbers: dict[str, Any], pattern: str) -> str:
+    count = numbers["patterns"].get(pattern, 0)
+    return f"{count} ({count / (numbers['attempts'] or 1):.1%})"
 
 
 def policies_as_plain(run: Run) -> list[dict[str, Any]]:
@@ -157,14 +163,15 @@ def policies_as_plain(run: Run) -> list[dict[str, Any]]:
 def policies_table(found: Sequence[dict[str, Any]]) -> Table:
     """Return a run's policies as a table."""
     words = ("digest", "parent", "made by", "evaluations")
-    grid = plain_table(("version", *words), left=words, wrapped=())
-    for policy in found:
-        parent = policy["parent"]
-        whose = "" if parent is None else f"policy {parent}" if isinstance(parent, int) else parent[:12]
-        shown = ", ".join(f"{name} {number(value)}" for name, value in policy["evaluations"].items())
-        made = str(policy["made_by"] or "unknown")
-        grid.add_row(str(policy["version"]), policy["digest"][:12], *(Text(printable(t)) for t in (whose, made, shown)))
-    return grid
+    return plain_table(("version", *words), map(_policy_cells, found), left=words, wrapped=())
+
+
+def _policy_cells(policy: dict[str, Any]) -> list[RenderableType]:
+    parent = policy["parent"]
+    whose = "" if parent is None else f"policy {parent}" if isinstance(parent, int) else parent[:12]
+    shown = ", ".join(f"{name} {number(value)}" for name, value in policy["evaluations"].items())
+    texts = (whose, str(policy["made_by"] or "unknown"), shown)
+    return [str(policy["version"]), policy["digest"][:12], *(Text(printable(text)) for text in texts)]
 
 
 def policy_as_plain(place: Path) -> dict[str, Any]:

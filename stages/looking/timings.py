@@ -20,14 +20,18 @@ def timing_table(run: Run) -> Table:
     """Return where a run's time went: generating, training, and everything else by name."""
     seconds = time_spent(run)
     total = sum(seconds.values())
-    grid = plain_table(("what", "seconds", "share"), left=("what",))
-    for name, value in seconds.items():
-        grid.add_row(name, f"{value:.1f}", f"{value / total:.1%}" if total else "")
     other = total - seconds["generating"] - seconds["training"]
-    grid.add_row()
-    grid.add_row("in all", f"{total:.1f}", "")
-    grid.add_row("of it neither generating nor training", f"{other:.1f}", f"{other / total:.1%}" if total else "")
-    return grid
+    rows = [
+        *(_line(name, value, total) for name, value in seconds.items()),
+        (),
+        ("in all", f"{total:.1f}", ""),
+        _line("of it neither generating nor training", other, total),
+    ]
+    return plain_table(("what", "seconds", "share"), rows, left=("what",))
+
+
+def _line(name: str, seconds: float, total: float) -> tuple[str, str, str]:
+    return name, f"{seconds:.1f}", f"{seconds / total:.1%}" if total else ""
 
 
 def time_spent(run: Run) -> dict[str, float]:

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from nanoskyrl.envs.graders.kinds import NO_ANSWER
 from nanoskyrl.envs.tool_formats.own import calls_in_words
 from nanoskyrl.stages.core.safe_text import printable
 from nanoskyrl.stages.core.trajectory import ToolCall, Trajectory
-from nanoskyrl.stages.looking.console import facts_table, plain_table
+from nanoskyrl.stages.looking.console import facts_table
 from nanoskyrl.stages.looking.curve import number
 from nanoskyrl.stages.looking.tokens import ColorBy, TokenFacts, shade
 
@@ -35,9 +35,7 @@ def trajectory_blocks(
         role = printable(str(message.get("role")))
         text = calls_in_words(str(message.get("content") or ""), message.get("tool_calls") or ())
         yield Panel(Text(printable(text)), title=Text(role), title_align="left", border_style=ROLES.get(role, "white"))
-    for index, turn in enumerate(t.turns):
-        for call in turn.tool_calls:
-            yield _call(index, call)
+    yield from (_call(index, call) for index, turn in enumerate(t.turns) for call in turn.tool_calls)
     if t.error:
         yield Text(f"error: {printable(t.error)}", style="red")
     if color is not None:
@@ -123,13 +121,14 @@ def token_table(tokens: Sequence[TokenFacts]) -> Table:
     """Return the tokens as a table, a line each, with the columns that hold anything."""
     names = ("logprob", "advantage", "ratio", "old_logprob", "ref_logprob", "value", "return_")
     used = [name for name in names if any(getattr(token, name) is not None for token in tokens)]
-    grid = plain_table(("token", "id", "mask"))
-    grid.add_column("text", no_wrap=True, max_width=24)
-    for name in used:
-        grid.add_column(name.removesuffix("_").replace("_", " "), justify="right", no_wrap=True)
+    columns = [
+        *(Column(name, justify="right") for name in ("token", "id", "mask")),
+        Column("text", no_wrap=True, max_width=24),
+        *(Column(name.removesuffix("_").replace("_", " "), justify="right", no_wrap=True) for name in used),
+    ]
+    grid = Table(*columns, box=None, pad_edge=False)
     for token in tokens:
-        numbers = (getattr(token, name) for name in used)
-        cells = ("" if value is None else f"{value:.4g}" for value in numbers)
+        cells = ("" if value is None else f"{value:.4g}" for value in (getattr(token, name) for name in used))
         text = Text(printable(token.text).replace("\n", "\\n").replace("\t", "\\t"))
         grid.add_row(
             str(token.index), str(token.id), str(int(token.sampled)), text, *cells, style="" if token.sampled else "dim"

@@ -69,7 +69,7 @@ def test_output_is_counted_over_both_streams(backend):
 @pytest.mark.parametrize("backend", FULL)
 def test_a_command_under_root_runs_as_nobody_and_its_processes_are_counted(backend, tmp_path):
     many = "id -u\nfor i in 1 2 3 4 5 6 7 8 9; do sleep 60 & done"
-    ran = run_command(["sh", "-c", many], directory=tmp_path, limits=replace(ROOMY, processes=8), backend=backend)
+    ran = run_command(["sh", "-c", many], directory=tmp_path, limits=replace(ROOMY, processes=8))
     assert int(ran.stdout) == os.stat(tmp_path).st_uid != 0
     assert "fork" in ran.stderr
 
@@ -107,7 +107,7 @@ def test_full_python_has_generators_and_the_library(backend):
 def test_a_command_writes_to_its_directory_and_nowhere_else(backend, tmp_path):
     home = tmp_path / "work"
     home.mkdir()
-    ran = run_command(["sh", "-c", "echo hello > a.txt; cat a.txt; touch ../b.txt"], directory=home, backend=backend)
+    ran = run_command(["sh", "-c", "echo hello > a.txt; cat a.txt; touch ../b.txt"], directory=home)
     assert ran.stdout == "hello\n"
     assert (home / "a.txt").read_text() == "hello\n"
     assert not (tmp_path / "b.txt").exists()
@@ -155,13 +155,11 @@ def test_a_sandbox_that_does_not_work_is_an_error_and_no_verdict(monkeypatch):
         sandbox.full_python()
 
 
-def test_wrong_words_are_refused(tmp_path):
+def test_wrong_words_are_refused():
     with pytest.raises(SettingsError, match="unknown sandbox `docker`"):
         run_python("1", backend="docker")
     with pytest.raises(SettingsError, match="no plain file name"):
         run_python("1", files={"../x": b""})
-    with pytest.raises(SettingsError, match="runs no commands"):
-        run_command(["true"], directory=tmp_path, backend="monty")
     with pytest.raises(SettingsError, match="above 0"):
         Limits(seconds=0)
 

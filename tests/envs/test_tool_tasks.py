@@ -240,7 +240,12 @@ def test_a_large_corpus_is_indexed_once(tmp_path, monkeypatch):
     texts = [f"page {i} about thing{i % 700}" for i in range(LEAST_CACHED)]
     built = []
     init = Index.__init__
-    monkeypatch.setattr(Index, "__init__", lambda self, texts: (built.append(1), init(self, texts))[1])
+
+    def counted(self, texts, folder=None):
+        built.extend([1] * (folder is None))
+        init(self, texts, folder)
+
+    monkeypatch.setattr(Index, "__init__", counted)
     first = cached_index("c", texts, tmp_path)
     again = cached_index("c", texts, tmp_path)
     assert built == [1]

@@ -39,7 +39,7 @@ WAYS = {
     **{f"bwrap: {name}": sandboxed("bwrap", name) for name in PROGRAMS},
     "bwrap in a thread": sandboxed("bwrap", "loops", IN_A_THREAD),
     "bwrap, its starter's thread gone": sandboxed("bwrap", "sleeps", BRIEF_THREADS),
-    "bwrap, a command": command("bwrap"),
+    "bwrap, a command": command(),
     "monty: loops": sandboxed("monty", "loops"),
     "a worker that loops": WORKER.format(target="builtins:exec", argument="while True: pass"),
     "a worker that sleeps": WORKER.format(target="time:sleep", argument=600),

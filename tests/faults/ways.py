@@ -9,7 +9,7 @@ from nanoskyrl.envs.sandbox.base import Limits, {call}
 from pathlib import Path
 import tempfile, threading
 def work():
-    {call}({what!r}, limits=Limits(seconds={seconds}, processes=16), backend={backend!r}{more})
+    {call}({what!r}, limits=Limits(seconds={seconds}, processes=16), {more})
 {run}
 """
 IN_MAIN, IN_A_THREAD = "work()", "threading.Thread(target=work).start()"
@@ -49,18 +49,16 @@ def sandboxed(backend: str, program: str, run: str = IN_MAIN) -> str:
     # Ctrl-C is heard once monty returns: at the program's limit.
     seconds = 20 if backend == "monty" else 600
     return SANDBOXED.format(
-        call="run_python", what=PROGRAMS[program], backend=backend, more="", run=run, seconds=seconds
+        call="run_python", what=PROGRAMS[program], more=f"backend={backend!r}", run=run, seconds=seconds
     )  # fmt: skip
 
 
-def command(backend: str) -> str:
+def command() -> str:
     """Return a caller whose command runs in a sandbox."""
-    more = ", directory=Path(tempfile.mkdtemp())"
     return SANDBOXED.format(
         call="run_command",
         what=["sh", "-c", "sleep {mark} & sleep {mark}"],
-        backend=backend,
-        more=more,
+        more="directory=Path(tempfile.mkdtemp())",
         run=IN_MAIN,
         seconds=600,
     )

@@ -20,7 +20,7 @@ from nanoskyrl.stages.core.safe_text import one_line, printable
 from nanoskyrl.stages.looking.find_rows import RowSource, of_step, select
 from nanoskyrl.stages.looking.reading import remarks
 from nanoskyrl.stages.looking.show_rows import whole_trajectory
-from nanoskyrl.stages.looking.show_run import TONES
+from nanoskyrl.stages.looking.show_run import marked_number, remark_lines
 from nanoskyrl.stages.looking.step_numbers import outliers, step_numbers
 from nanoskyrl.stages.looking.tokens import COLORS
 
@@ -96,9 +96,9 @@ class Browser(App[None]):
         marked = {name: outliers(name, numbers[name]) for name in STEP_NUMBERS}
         table.clear()
         for index, step in enumerate(steps):
-            cells = (_number(numbers[name][index], marked[name][index]) for name in STEP_NUMBERS)
+            cells = (marked_number(numbers[name][index], marked[name][index], 2) for name in STEP_NUMBERS)
             table.add_row(Text(str(step)), *cells)
-        said = [Text(f"- {remark.text}", style=TONES[remark.tone]) for remark in remarks(steps, numbers)]
+        said = remark_lines(remarks(steps, numbers))
         self.query_one("#says", Static).update(Group(*said) if said else Text(f"{len(steps)} steps"))
         if steps:
             table.move_cursor(row=steps.index(held) if held in steps else len(steps) - 1)
@@ -181,12 +181,6 @@ class Browser(App[None]):
         """Go to another step."""
         table = self.query_one("#steps", DataTable)
         table.move_cursor(row=max(0, min(len(self.steps) - 1, table.cursor_row + by)))
-
-
-def _number(value: float | None, stands_out: bool) -> Text:
-    """Return a number of a step for a narrow column."""
-    text = "" if value is None else f"{value:.2g}{'!' * stands_out}"
-    return Text(text, style="bold red" if stands_out else "")
 
 
 def _cells(row: dict[str, Any]) -> list[Text]:

@@ -64,10 +64,14 @@ class RunChain:
                 if (manifest := check_output(folder, findings)) is not None:
                     self._expect(manifest.stage == stage, f"{folder} was written by `{manifest.stage}`")
                     self.manifests[step, stage] = manifest
-        self.beside: dict[int, dict[str, Manifest]] = {}
-        for step in run.steps():
-            read = {stage: check_output(run.stage(step, stage), findings) for stage in run.made_beside(step)}
-            self.beside[step] = {stage: manifest for stage, manifest in read.items() if manifest is not None}
+        self.beside = {
+            step: {
+                stage: manifest
+                for stage in run.made_beside(step)
+                if (manifest := check_output(run.stage(step, stage), findings)) is not None
+            }
+            for step in run.steps()
+        }
         self.policies = {version: self._policy(version) for version in run.policies()}
         self.evaluations: dict[Path, Manifest] = {}
 
@@ -117,10 +121,8 @@ class RunChain:
             return digest
         trained = self.run.stage(version - 1, "train")
         if made is None:
-            if not trained.is_dir():
-                self.findings.broken.append(f"{place} was made by {trained}, which is gone")
-            else:
-                self.findings.broken.append(f"{place} was made by {trained}, which is not finished")
+            how = "not finished" if trained.is_dir() else "gone"
+            self.findings.broken.append(f"{place} was made by {trained}, which is {how}")
             return digest
         of_train = f"is not what step {version - 1} trained"
         self.findings.expect("policies", digest == made.facts.get("policy"), f"{place} {of_train}")
@@ -144,8 +146,7 @@ class RunChain:
         self._check_present(step, made)
         rows = {}
         for stage, manifest in made.items():
-            table = read_rows(self.run.stage(step, stage), manifest, self.findings)
-            if table is not None:
+            if (table := read_rows(self.run.stage(step, stage), manifest, self.findings)) is not None:
                 rows[stage] = table
             parent = parent_of(manifest)
             if parent in made:

@@ -81,8 +81,7 @@ def _names(folder: Path) -> set[str]:
     ours = [
         path for path in folder.iterdir() if PART_NAME.fullmatch(path.name) or path.name in (SUMMARY, "summary.json")
     ]
-    for name in FOLDERS:
-        ours += [path for path in (folder / name).rglob("*") if path.is_file()]
+    ours += [path for name in FOLDERS for path in (folder / name).rglob("*") if path.is_file()]
     names = {path.relative_to(folder).as_posix() for path in ours if not path.name.endswith(TEMPORARY)}
     return names - aside
 

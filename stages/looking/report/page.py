@@ -67,17 +67,15 @@ def write_report(main: Sequence[Run], compared: Sequence[Run], output: Path) -> 
     groups = [[runs.read_run(run) for run in main], *([runs.read_run(run)] for run in compared)]
     sides = [_Side(_label(group), group, color) for color, group in enumerate(groups)]
     shown = [one for side in sides for one in side.runs]
-    trajectories, totals = [], []
-    for index, one in enumerate(shown):
-        found, total = sampled(one, index, BYTES // len(shown))
-        trajectories += found
-        totals.append(total)
+    samples = [sampled(one, index, BYTES // len(shown)) for index, one in enumerate(shown)]
+    trajectories = [record for found, _ in samples for record in found]
+    total = sum(rows for _, rows in samples)
     data = {"runs": [one.name for one in shown], "patterns": PATTERNS, "trajectories": trajectories}
-    text = _rendered(sides, data, len(trajectories), sum(totals))
+    text = _rendered(sides, data, len(trajectories), total)
     write_whole(output, text.encode(), durable=False)
     return {
         "output": str(output), "runs": [str(one.run.root) for one in shown], "steps": len(shown[0].steps),
-        "trajectories": len(trajectories), "of": sum(totals), "bytes": len(text.encode()),
+        "trajectories": len(trajectories), "of": total, "bytes": len(text.encode()),
     }  # fmt: skip
 
 
@@ -229,10 +227,12 @@ def _lineage(one: ReportedRun) -> dict[str, Any]:
 def _settings(shown: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     """Return every setting with its value in each run; those that differ come first."""
     by_run = [runs.settings_of(one) for one in shown]
-    found = []
-    for name in sorted({name for settings in by_run for name in settings}):
-        values = [json.dumps(settings.get(name), ensure_ascii=False) for settings in by_run]
-        found.append(
-            {"name": printable(name), "values": [printable(v) for v in values], "differs": len(set(values)) > 1}
-        )
+    values = {
+        name: [json.dumps(settings.get(name), ensure_ascii=False) for settings in by_run]
+        for name in sorted({name for settings in by_run for name in settings})
+    }
+    found = (
+        {"name": printable(name), "values": [printable(v) for v in of], "differs": len(set(of)) > 1}
+        for name, of in values.items()
+    )
     return sorted(found, key=lambda line: not line["differs"])

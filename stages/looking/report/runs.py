@@ -99,13 +99,15 @@ def seconds_by_part(one: ReportedRun) -> dict[str, list[float | None]]:
 def machine_curves(one: ReportedRun, color: int, label: str) -> dict[str, Series]:
     """Return what training took of the machine, by name; what was not measured is left out."""
     trains = latest(one.lines, "train")
-    found = {}
-    for name, (key, scale) in MACHINE.items():
-        values = [number_in(trains.get(step, {}), key) for step in one.steps]
-        if any(value is not None for value in values):
-            scaled = [None if value is None else value * scale for value in values]
-            found[name] = Series(label, color, one.steps, scaled)
-    return found
+    measured = {
+        name: [None if (of := number_in(trains.get(step, {}), key)) is None else of * scale for step in one.steps]
+        for name, (key, scale) in MACHINE.items()
+    }
+    return {
+        name: Series(label, color, one.steps, values)
+        for name, values in measured.items()
+        if any(value is not None for value in values)
+    }
 
 
 def evaluations(one: ReportedRun) -> dict[str, list[dict[str, Any]]]:

@@ -35,23 +35,15 @@ def sampled(one: ReportedRun, index: int, budget: int) -> tuple[list[dict[str, A
     by_step = {step: sources for step in one.run.steps() if (sources := of_step(one.run, step))}
     total = sum(read_manifest(sources[0].path.parent).rows_out for sources in by_step.values())
     steps = spread(list(by_step), STEPS)
+    # The last step, the first, and those between: what does not fit any more is from the middle.
+    ends_first = dict.fromkeys([*steps[-1:], *steps])
     found: list[dict[str, Any]] = []
-    for step in _ends_first(steps):
-        for record in _of_step(one, index, step, by_step[step]):
-            budget -= len(json.dumps(record))
-            if budget < 0:
-                return _in_order(found), total
-            found.append(record)
-    return _in_order(found), total
-
-
-def _ends_first(steps: list[int]) -> list[int]:
-    """Return the last step, the first, and those between: what does not fit any more is from the middle."""
-    return list(dict.fromkeys([*steps[-1:], *steps]))
-
-
-def _in_order(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(found, key=lambda record: (record["step"], record["row"]))
+    for record in (record for step in ends_first for record in _of_step(one, index, step, by_step[step])):
+        budget -= len(json.dumps(record))
+        if budget < 0:
+            break
+        found.append(record)
+    return sorted(found, key=lambda record: (record["step"], record["row"])), total
 
 
 def _of_step(one: ReportedRun, index: int, step: int, sources: list[RowSource]) -> Iterator[dict[str, Any]]:
