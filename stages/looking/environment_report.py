@@ -97,7 +97,7 @@ def environment_reports(sources: Iterable[RowSource]) -> dict[str, EnvironmentRe
             report.failed_calls += sum(not call.get("ok") for call in calls[row])
             report.tokens += fields["completion_tokens"][row] or 0
             attempt = shown.setdefault(fields["trajectory_id"][row], set())
-            report.patterns.update(set(patterns[row]) - attempt)
+            report.patterns.update(each for each in dict.fromkeys(patterns[row]) if each not in attempt)
             attempt.update(patterns[row])
             if fields["is_last_step"][row]:
                 _judge(report, source.step, fields, row)
