@@ -119,7 +119,7 @@ def test_a_cascade_has_the_numbers_and_slopes_of_attention_that_reads_every_key(
         assert torch.allclose(one, other, rtol=0, atol=1e-11)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels are a GPU's")
+@pytest.mark.gpu
 @pytest.mark.parametrize("own", [1, 20])
 def test_on_a_gpu_the_kernels_agree_with_float32(own):
     made = [np.concatenate([np.full(200, 1 + group), np.full(own, 3 + row)]) for group in range(2) for row in range(4)]
