@@ -161,10 +161,8 @@ def preview(
     scored: Path, config: AdvantageConfig, models: Models = NO_MODELS, previous: Path | None = None
 ) -> pa.Table:
     """Return what `advantage` would write of scored shards; raises as it does."""
-    config, estimator = (
-        replace(config, kl_reward_coef=coefficient(config, _before(config, previous))),
-        _estimator(config),
-    )
+    config = replace(config, kl_reward_coef=coefficient(config, _before(config, previous)))
+    estimator = _estimator(config)
     batch = Stored(scored, read_manifest(scored, stage="score"), _asks(config, estimator), models, Stopwatch())
     _check_named(batch.asks, models.policy, models.reference)
     tables = [batch.part(part) for part in batch.source.parts] or [schema_of("score").empty_table()]
@@ -284,8 +282,8 @@ def _passes(batch: Stored, out: Output | None, needed: set[int], config: Advanta
             made = {name: row_arrays(there.column(name)) for name in PASSED}
         else:
             rows_of = [row for row in range(table.num_rows) if start + row in needed]
-            chosen, most = table.take(rows_of), config.max_tokens_per_micro_batch
-            columns = passes.columns(chosen, batch.asks, batch.models, most) if rows_of else {}
+            most = config.max_tokens_per_micro_batch
+            columns = passes.columns(table.take(rows_of), batch.asks, batch.models, most) if rows_of else {}
             made = {name: _scattered(numbers, rows_of, table.num_rows) for name, numbers in columns.items()}
         for name in asked:
             found[name] += made.get(name) or [None] * table.num_rows
