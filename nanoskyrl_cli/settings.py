@@ -33,7 +33,7 @@ def show_settings(
     given = [(name, given_settings(tables)) for name, tables in sources_of(config, assignments, None, preset)]
     sources = [kept, *given]
     by_lag = of_lag(merge(*(tables for _, tables in sources)))
-    held = [one for one in origins([("lag", by_lag), *sources]) if not changed or one.source != DEFAULT]
+    held = [one for one in origins([*sources, ("lag", by_lag)]) if not changed or one.source != DEFAULT]
     shown = [(one.name, "unset" if one.value is None else toml_text(one.value), one.source) for one in held]
     width, wide = (max((len(line[column]) for line in shown), default=0) for column in (0, 1))
     lines = [f"{name:<{width}}  {value:<{min(wide, 40)}}  {source}" for name, value, source in shown]

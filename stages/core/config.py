@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nanoskyrl.stages.core.checked import checked, metadata_of
+from nanoskyrl.stages.core.checked import checked, hints_of, metadata_of, words_of
 from nanoskyrl.stages.core.errors import InputError, Notice, SettingsError, did_you_mean, told_as
 from nanoskyrl.stages.core.pipeline import OURS, Stage
 from nanoskyrl.stages.core.registry import BUILTIN, entry_points, load_attribute, look_in, lookup
@@ -185,6 +185,9 @@ def parse_set(assignment: str) -> Settings:
         raise SettingsError(
             f"`{inner}` of [{outer}] is set as a whole", hint=f"Write `--set {outer}.{inner}={{{key}={text}}}`"
         )
+    config = config_class(table) if value is None else None
+    if config is not None and text.strip() in words_of(hints_of(config).get(key)):  # none, where a setting has the word
+        value = text.strip()
     return {table: known_keys(table, {key: value})}
 
 

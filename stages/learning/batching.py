@@ -18,7 +18,7 @@ from nanoskyrl.stages.core.rows import row_arrays
 from nanoskyrl.stages.learning.process_group import ProcessGroup, share_out
 from nanoskyrl.stages.learning.trajectories import old_or_sampler_s
 from nanoskyrl.stages.models.packing import Pack, pack_of, sharing_saves
-from nanoskyrl.stages.models.prefix_tree import prefix_tree
+from nanoskyrl.stages.models.prefix_tree import TAKEN, TAKEN_ON_GPU, prefix_tree
 
 PER_TOKEN = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages", "returns", "values")
 """Columns with one number a response token that training reads."""
@@ -240,7 +240,8 @@ def collate_all(
         shares: Whether prefixes that rows share are computed once, where that saves time.
         world: All processes; each yields as many. None stands for a pass with nothing to do.
     """
-    tree = prefix_tree(sequences.take(rows).token_ids) if packed and shares else None
+    weight = TAKEN_ON_GPU if device.startswith("cuda") else TAKEN
+    tree = prefix_tree(sequences.take(rows).token_ids, weight) if packed and shares else None
     if tree is not None and sharing_saves(tree, device):
         for batch in share_out(tree.batches(max_tokens), tree.weights, world):
             taken = [rows[tree.order[place]] for place in batch]

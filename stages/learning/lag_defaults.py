@@ -5,15 +5,13 @@ each token by how much likelier that policy makes it than the one that sampled, 
 bound, and pulls the policy back to the one that sampled. What somebody set holds, and at lag 0 nothing is changed.
 """
 
-from nanoskyrl.stages.core.config import Settings, stage_config
+from nanoskyrl.stages.core.config import Settings, merge, stage_config
 
 TARGET_KL = 0.02
 """Nats a token that the updates between sampling and training may add up to: half of what M2PO (arXiv 2510.01161)
 allows the mean squared log-ratio, 0.04. A lag of L puts L + 1 updates there, so each gets its part."""
 KL_COEF = 0.1
 """Of the pull to the policy that sampled."""
-TOGETHER = (("advantage", "old_logprobs"), ("off_policy", "weight"))
-"""Recomputed log-probs without weights are worse than neither: whoever sets one of them decides on both."""
 
 
 def of_lag(settings: Settings) -> Settings:
@@ -30,11 +28,12 @@ def of_lag(settings: Settings) -> Settings:
         "off_policy": {"kl_coef": KL_COEF, "weight": "token"},
         "advantage": {"old_logprobs": "recompute"},
     }
-    if any(key in settings.get(table, {}) for table, key in TOGETHER):
-        for table, key in TOGETHER:
-            del defaults[table][key]
+    given = merge({"advantage": {"old_logprobs": "recompute"}, "off_policy": {"weight": "token"}}, settings)
+    if given["advantage"]["old_logprobs"] == "rollout" or given["off_policy"]["weight"] == "none":
+        # Recomputed log-probs without weights are worse than neither: whoever wants one of them off has both off.
+        del defaults["advantage"]["old_logprobs"], defaults["off_policy"]["weight"]
     found = {
-        table: {key: value for key, value in keys.items() if key not in settings.get(table, {})}
+        table: {key: value for key, value in keys.items() if settings.get(table, {}).get(key) is None}
         for table, keys in defaults.items()
     }
     return {table: keys for table, keys in found.items() if keys}

@@ -13,9 +13,11 @@ import numpy as np
 
 LEAST = 4
 """Tokens that are worth taking from another row."""
-TAKEN = 16
-"""A token that is taken from another row weighs a sixteenth of one that is computed, in memory: its key and value alone
+TAKEN = 8
+"""A token that is taken from another row weighs an eighth of one that is computed, in memory: its key and value alone
 are there for each row, as without sharing."""
+TAKEN_ON_GPU = 16
+"""The same where cascade attention does not write them again for each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class PrefixTree:
     """Tokens of each row, in this order."""
     shared: list[int]
     """Leading tokens that are those of the row before; 0: none, or too few."""
+    taken: int = TAKEN
+    """So many of these weigh as much as one that is computed."""
 
     @property
     def tokens(self) -> int:
@@ -42,7 +46,9 @@ class PrefixTree:
     @property
     def weights(self) -> list[int]:
         """What each row adds to a batch that holds the row before it, in tokens."""
-        return [length - taken + -(-taken // TAKEN) for length, taken in zip(self.lengths, self.shared, strict=True)]
+        return [
+            length - taken + -(-taken // self.taken) for length, taken in zip(self.lengths, self.shared, strict=True)
+        ]
 
     def batches(self, max_tokens: int) -> list[list[int]]:
         """Split the rows into batches whose weights add up to at most `max_tokens`; a longer row goes alone.
@@ -77,11 +83,12 @@ class PrefixTree:
         return [self.shared[place] if place - 1 == before else 0 for place, before in zip(batch, befores, strict=True)]
 
 
-def prefix_tree(rows: Sequence[np.ndarray]) -> PrefixTree:
+def prefix_tree(rows: Sequence[np.ndarray], taken: int = TAKEN) -> PrefixTree:
     """Return the tree of these rows.
 
     Args:
         rows: [T] token ids of each.
+        taken: So many tokens that are taken from another row weigh as much as one that is computed.
     """
     # Bytes of numbers of one width, the highest first, are in the order of the numbers.
     keys = [np.asarray(row).astype(">u4").tobytes() for row in rows]
@@ -90,7 +97,7 @@ def prefix_tree(rows: Sequence[np.ndarray]) -> PrefixTree:
     for place in range(1, len(rows)):
         found = in_common(rows[order[place - 1]], rows[order[place]])
         shared[place] = found if found >= LEAST else 0
-    return PrefixTree(order, [len(rows[row]) for row in order], shared)
+    return PrefixTree(order, [len(rows[row]) for row in order], shared, taken)
 
 
 def in_common(first: np.ndarray, second: np.ndarray) -> int:

@@ -62,7 +62,7 @@ class Preparation:
         self.named = settings
         """Without what follows from the lag: what a run remembers."""
         self.of_lag = of_lag(settings)
-        self.settings = merge(self.of_lag, settings)
+        self.settings = merge(settings, self.of_lag)
         warnings.simplefilter("error" if stage_config(settings, "code").strict else "default", OtherCode)
         allow_code(self.config.trust_remote_code)
         self.places = Places(run, self.config, ahead=ahead)

@@ -6,7 +6,7 @@ import warnings
 import pytest
 from running import SMALL, same_bytes
 
-from nanoskyrl.stages.core.config import merge, stage_config
+from nanoskyrl.stages.core.config import merge, parse_set, stage_config
 from nanoskyrl.stages.core.errors import CollapseError, Notice
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.metrics import latest, read_metrics
@@ -96,11 +96,36 @@ def test_at_lag_0_nothing_is_changed_and_what_is_set_holds_at_any():
             assert key not in left.get(table, {})
 
 
-def test_whoever_sets_weights_or_old_log_probs_decides_on_both():
+def test_weights_and_old_log_probs_go_together():
     for table, key, value in (("off_policy", "weight", "none"), ("advantage", "old_logprobs", "rollout")):
         assert of_lag({"run": {"lag": 1}, table: {key: value}}) == {
             "train": {"target_kl": 0.01}, "off_policy": {"kl_coef": 0.1},
         }  # fmt: skip
+    for value in ("token", "sequence"):
+        assert of_lag({"run": {"lag": 1}, "off_policy": {"weight": value}})["advantage"] == {
+            "old_logprobs": "recompute"
+        }
+    assert of_lag({"run": {"lag": 1}, "advantage": {"old_logprobs": "recompute"}})["off_policy"]["weight"] == "token"
+
+
+def test_null_is_what_the_lag_asks_for_in_the_loop_and_in_its_trainer(tmp_path):
+    session = Session(Run(tmp_path / "run"), merge(SMALL, {"run": {"lag": 1}, "train": {"target_kl": None}}))
+    assert session.settings["train"]["target_kl"] == 0.01
+
+
+@pytest.mark.parametrize("word", ["none", "token"])
+def test_a_setting_s_own_word_none_is_not_null(word):
+    assert parse_set(f"off_policy.weight={word}") == {"off_policy": {"weight": word}}
+    assert parse_set("off_policy.band=none") == {"off_policy": {"band": None}}
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sapo", "gspo", "dapo"])
+def test_algorithms_train_on_older_rows_with_the_defaults_of_a_lag(tmp_path, algo):
+    run = Run(tmp_path / "run")
+    loop(run, merge(SMALL, {"run": {"lag": 1}, "train": {"algo": algo}, "loop": {"steps": 3}}))
+    update = trained(run, 2)
+    assert update["policy/off_policy_weight"] != 1
+    assert update["train/ratio/max"] == pytest.approx(1, abs=1e-3)
 
 
 def test_the_more_updates_lie_between_sampling_and_training_the_less_may_each_move_the_policy():

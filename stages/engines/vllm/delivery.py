@@ -218,10 +218,11 @@ class Delivery:
             )
 
     def _expected(self, dtype: str) -> dict[str, list[str]]:
-        key = f"{self.target.whole_digest} {dtype}"
         with self._adding:  # servers that load side by side ask at the same time
+            target = self.target
+            key = f"{target.whole_digest} {dtype}"
             if self._sums is None or self._sums[0] != key:
-                self._sums = key, expected_sums(self.target.whole, dtype)
+                self._sums = key, expected_sums(target.whole, dtype)
             return self._sums[1]
 
     def _compare(self, found: list[dict[str, Any]], dtype: str, server: Server) -> str:
