@@ -549,7 +549,7 @@ def test_stale_rows_without_recorded_log_probs_are_refused(tmp_path):
         "grpo", run={"lag": 1}, rollout={**SMALL["rollout"], "logprobs_mode": "recomputed"},
         advantage={"old_logprobs": "recompute"},
     )  # fmt: skip
-    with pytest.raises(InputError, match="compares the policy with the one that sampled"):
+    with pytest.raises(InputError, match="weighs old log-probs against the sampling policy's"):
         loop(run, tables)  # what a lag adds reads them from the first step on
     with pytest.raises(InputError, match="were sampled by another policy than"):
         loop(run, merge(tables, {"run": {"lag_defaults": False}}), force=True)
