@@ -25,13 +25,12 @@ def of_lag(settings: Settings) -> Settings:
         return {}
     defaults: Settings = {
         "train": {"target_kl": float(f"{TARGET_KL / (1 + run.lag):.2g}")},
-        "off_policy": {"kl_coef": KL_COEF, "weight": "token"},
-        "advantage": {"old_logprobs": "recompute"},
+        "off_policy": {"kl_coef": KL_COEF},
     }
-    given = merge({"advantage": {"old_logprobs": "recompute"}, "off_policy": {"weight": "token"}}, settings)
-    if given["advantage"]["old_logprobs"] == "rollout" or given["off_policy"]["weight"] == "none":
+    unweighted = settings.get("off_policy", {}).get("weight") == "none"
+    if not unweighted and settings.get("advantage", {}).get("old_logprobs") != "rollout":
         # Recomputed log-probs without weights are worse than neither: whoever wants one of them off has both off.
-        del defaults["advantage"]["old_logprobs"], defaults["off_policy"]["weight"]
+        defaults = merge(defaults, {"off_policy": {"weight": "token"}, "advantage": {"old_logprobs": "recompute"}})
     found = {
         table: {key: value for key, value in keys.items() if settings.get(table, {}).get(key) is None}
         for table, keys in defaults.items()

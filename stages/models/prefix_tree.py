@@ -30,7 +30,7 @@ class PrefixTree:
     """Tokens of each row, in this order."""
     shared: list[int]
     """Leading tokens that are those of the row before; 0: none, or too few."""
-    taken: int = TAKEN
+    taken_per_computed: int = TAKEN
     """So many of these weigh as much as one that is computed."""
 
     @property
@@ -47,7 +47,8 @@ class PrefixTree:
     def weights(self) -> list[int]:
         """What each row adds to a batch that holds the row before it, in tokens."""
         return [
-            length - taken + -(-taken // self.taken) for length, taken in zip(self.lengths, self.shared, strict=True)
+            length - taken + -(-taken // self.taken_per_computed)
+            for length, taken in zip(self.lengths, self.shared, strict=True)
         ]
 
     def batches(self, max_tokens: int) -> list[list[int]]:
@@ -83,12 +84,12 @@ class PrefixTree:
         return [self.shared[place] if place - 1 == before else 0 for place, before in zip(batch, befores, strict=True)]
 
 
-def prefix_tree(rows: Sequence[np.ndarray], taken: int = TAKEN) -> PrefixTree:
+def prefix_tree(rows: Sequence[np.ndarray], taken_per_computed: int = TAKEN) -> PrefixTree:
     """Return the tree of these rows.
 
     Args:
         rows: [T] token ids of each.
-        taken: So many tokens that are taken from another row weigh as much as one that is computed.
+        taken_per_computed: So many tokens that are taken from another row weigh as much as one that is computed.
     """
     # Bytes of numbers of one width, the highest first, are in the order of the numbers.
     keys = [np.asarray(row).astype(">u4").tobytes() for row in rows]
@@ -97,7 +98,7 @@ def prefix_tree(rows: Sequence[np.ndarray], taken: int = TAKEN) -> PrefixTree:
     for place in range(1, len(rows)):
         found = in_common(rows[order[place - 1]], rows[order[place]])
         shared[place] = found if found >= LEAST else 0
-    return PrefixTree(order, [len(rows[row]) for row in order], shared, taken)
+    return PrefixTree(order, [len(rows[row]) for row in order], shared, taken_per_computed)
 
 
 def in_common(first: np.ndarray, second: np.ndarray) -> int:
