@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from nanoskyrl.stages.core.config import row_settings
-from nanoskyrl.stages.core.digests import derive_seed
+from nanoskyrl.stages.core.digests import cached_digest, derive_seed
 from nanoskyrl.stages.core.errors import EngineError, InputError
 from nanoskyrl.stages.core.manifest import Head, Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value
 from nanoskyrl.stages.core.output import open_output
 from nanoskyrl.stages.core.runs import Trained
-from nanoskyrl.stages.core.storage import written_here
+from nanoskyrl.stages.core.storage import is_local, written_here
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.process_group import join
 from nanoskyrl.stages.learning.recipe import Recipe, recipe_of
@@ -42,6 +42,7 @@ def train(
     state: Path | None = None,
     since: Sequence[Trained] = (),
     with_state: bool = True,
+    beside: bool = False,
     settings: dict[str, dict[str, Any]] | None = None,
     seed: int = 0,
     engine: Learner | None = None,
@@ -56,8 +57,10 @@ def train(
         config: The algorithm and the optimizer.
         policy: Where training starts from.
         state: The `state/` of the train that made `policy`; None starts the optimizer afresh.
-        since: Where that train wrote no state, the updates by which it is made again, the oldest first.
+        since: Where that state is not there, the updates by which it is made again, the oldest first.
         with_state: Whether to write the state that the next update starts from.
+        beside: Return before that state is in its place: `engine.settle` waits for it. A process that is killed
+            meanwhile leaves none, as if it had not been asked for.
         settings: The algorithm's table.
         seed: Of the run; the order of mini-batches and new adapters follow from it and the input.
         engine: A live learner; else one is made here.
@@ -79,17 +82,18 @@ def train(
         with watch("read"):
             table, tokens, age = sources.read(recipe, policy)
             objective = None if sources.recompute else recipe.objective(table)
-        if state is not None and not state.is_dir() and not since:
-            raise InputError(
-                f"`{state}` has been pruned", hint="Train the newest step, or keep more with `loop.keep_states`"
-            )
         learner, drawn = engine or recipe.learner(), derive_seed(seed, "adapters") % 2**32
-        if since and not learner.holds(policy, state, seed=drawn):
+        held = learner.holds(policy, state, seed=drawn)
+        if since and not held:
             with watch("replay"), world.if_main(tempfile.TemporaryDirectory(prefix="nanoskyrl-")) as scratch:
                 place = Path(str(world.broadcast(scratch)))
                 learner.load(policy, remade_state(since, place, learner), seed=drawn)
                 world.barrier()
             age |= {"train/replayed_updates": len(since)}
+        elif state is not None and not held:
+            _check_state(state)
+            with watch("load"):
+                learner.load(policy, state, seed=drawn)
         else:
             with watch("load"):
                 learner.load(policy, state, seed=drawn)
@@ -111,13 +115,20 @@ def train(
             )
         with watch("save"):
             with written_here(output) as place:
-                digest = learner.save(place / "policy", place / "state", tokens, with_state=with_state)
+                # Behind a URL all of it is put in place at once.
+                beside = beside and is_local(output)
+                files = learner.save(place / "policy", place / "state", tokens, with_state=with_state, beside=beside)
             if out is None:
                 # Under a barrier: it is not there before the first process has written it.
                 world.barrier()
                 return read_manifest(output)
             out.write_part(0, update.diagnostics(table))
-            facts = {"policy": digest, "optimizer_steps": taken, "lr": learner.lr, "lora_rank": learner.lora_rank}
+            facts = {
+                "policy": policy_digest(output / "policy"),
+                "optimizer_steps": taken,
+                "lr": learner.lr,
+                "lora_rank": learner.lora_rank,
+            }
             if update.work.shared:
                 facts |= {"tokens": update.work.tokens, "computed_tokens": update.work.computed}
             if learner.lora_rank:
@@ -126,7 +137,8 @@ def train(
                 facts["stale_rows"] = age["train/staleness/dropped"]
             if recipe.critic is not None:
                 facts["critic"] = critic_digest(output / "policy")
-            manifest = out.finish(rows_in=sources.rows, facts=facts)
+            states = {f"state/{name}": digest for name, digest in files.items()}
+            manifest = out.finish(rows_in=sources.rows, facts=facts, files=states)
             world.barrier()
     log.write("train", {**update.summary(steps, watch, learner), **age, **watch.timings()})
     return manifest
@@ -216,6 +228,18 @@ def preview(
         **update.seen(),
         **age,
     }
+
+
+def _check_state(state: Path) -> None:
+    """Raise InputError if an optimizer's state is gone, or is not the one that was written."""
+    if not state.is_dir():
+        raise InputError(
+            f"`{state}` has been pruned", hint="Train the newest step, or keep more with `loop.keep_states`"
+        )
+    for name, digest in read_manifest(state.parent, stage="train").files.items():
+        path = state.parent / name
+        if name.startswith("state/") and path.is_file() and cached_digest(path) != digest:
+            raise InputError(f"`{path}` has another digest than its manifest says", hint="Train that step again")
 
 
 def _state_of(state: Path) -> str:

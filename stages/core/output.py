@@ -59,7 +59,9 @@ CLEARING = "clearing"
 FOLDERS = ("policy", "state", "_files")
 """What a stage may write beside its parts and its summary."""
 FILES = "|".join(re.escape(name) for name in (*SCHEMA_1, *SCHEMA_1.values()))
-OURS = re.compile(rf"({PART_NAME.pattern}|{FILES})((\.[0-9a-f]{{8}})?\.tmp)?|{'|'.join(FOLDERS)}|files|policy-\w+\.tmp")
+OURS = re.compile(
+    rf"({PART_NAME.pattern}|{FILES})((\.[0-9a-f]{{8}})?\.tmp)?|{'|'.join(FOLDERS)}|files|(policy-\w+|state)\.tmp"
+)
 """Every name that a stage gives in its directory, or gave under schema 1; others are never touched."""
 PACKAGES = ("torch", "transformers", "tokenizers", "peft", "accelerate", "pyarrow", "numpy")
 
@@ -143,12 +145,15 @@ class Output:
                     writer(self.write_part, index, part)
                 yield part
 
-    def finish(self, *, rows_in: int, facts: Mapping[str, Any] | None = None) -> Manifest:
+    def finish(
+        self, *, rows_in: int, facts: Mapping[str, Any] | None = None, files: dict[str, str] | None = None
+    ) -> Manifest:
         """Close the directory with its manifest.
 
         Args:
             rows_in: Rows, or trajectories, that were to be worked on.
             facts: What a later stage needs to know.
+            files: Digests of files beside the parts that are known, by their names; some may still be on their way.
         """
         parts, counts = [], Counter[str]()
         for path in part_files(self.directory):
@@ -165,7 +170,7 @@ class Output:
             rows_in=rows_in,
             rows_out=sum(part.rows for part in parts),
             dropped=dict(sorted(counts.items())),
-            files=folder_digests(self.directory),
+            files=folder_digests(self.directory, files),
             facts=dict(facts or {}),
         ).sealed()
         write_whole(self.directory / MANIFEST, self.manifest.to_bytes())
@@ -188,13 +193,15 @@ def part_files(directory: Path) -> list[Path]:
     return sorted(path for path in entries(directory) if PART_NAME.fullmatch(path.name))
 
 
-def folder_digests(directory: Path) -> dict[str, str]:
-    """Return the digest of every file that a stage wrote beside its parts."""
+def folder_digests(directory: Path, known: dict[str, str] | None = None) -> dict[str, str]:
+    """Return the digest of every file that a stage wrote beside its parts, those that are known included."""
     found = {SUMMARY: digest_file(directory / SUMMARY)} if (directory / SUMMARY).is_file() else {}
     folders = [directory / folder for folder in FOLDERS if (directory / folder).is_dir()]
     files = (path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file())
-    # Policy and state were hashed when they were written.
-    return found | {path.relative_to(directory).as_posix(): cached_digest(path) for path in files}
+    known, names = known or {}, {path.relative_to(directory).as_posix(): path for path in files}
+    # A policy was hashed when it was written.
+    found |= {name: cached_digest(path) for name, path in names.items() if name not in known}
+    return dict(sorted((found | known).items()))
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nanoskyrl.stages.core.errors import EngineError
 from nanoskyrl.stages.learning.optim import make_optimizer, use_settings
+from nanoskyrl.stages.learning.state_files import StateFiles
 from nanoskyrl.stages.learning.stepping import StepResult
 from nanoskyrl.stages.learning.train_config import OptimizerConfig
 
@@ -74,9 +75,16 @@ class DeepSpeedStrategy:
         found = self._accelerator.get_state_dict(self._engine) or {}
         return {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
 
-    def save_state(self, state: Path) -> dict[str, Any]:
-        """Write DeepSpeed's checkpoint into a state, and return what `load_state` takes beside it."""
-        self._engine.save_checkpoint(str(state), tag=TAG, exclude_frozen_parameters=True)
+    def save_state(self, files: StateFiles) -> dict[str, Any]:
+        """Have DeepSpeed's checkpoint written among a state's files; return what `load_state` takes beside it."""
+        from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+
+        class Into(TorchCheckpointEngine):
+            def save(self, state_dict: Any, path: str) -> None:
+                files.save(state_dict, path)
+
+        self._engine.checkpoint_engine = Into()
+        self._engine.save_checkpoint(str(files.place), tag=TAG, exclude_frozen_parameters=True)
         return {"scheduler": self._scheduler.state_dict()}
 
     def load_state(self, state: Path, saved: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ policy and state asked for, so a live learner and a fresh one end with the same 
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from nanoskyrl.stages.core.storage import at_hand, sync_tree, write_errors
 from nanoskyrl.stages.learning.batching import MicroBatch, Sequences, collate_all, idle_batch, response_part
 from nanoskyrl.stages.learning.deepspeed_strategy import DeepSpeedStrategy
 from nanoskyrl.stages.learning.optim import check_bitsandbytes
-from nanoskyrl.stages.learning.optimizer_state import load_state, save_state, state_digest
+from nanoskyrl.stages.learning.optimizer_state import load_state, save_state
 from nanoskyrl.stages.learning.policy_module import PolicyModule
 from nanoskyrl.stages.learning.process_group import accelerator_of, device_of, join, strategy_of
 from nanoskyrl.stages.learning.stepping import PlainStrategy, StepResult
@@ -91,7 +92,9 @@ class Learner:
         """How many numbers learn: all of them, or those of the adapters."""
         self.policy_digest: str | None = None
         self._beside: tuple[str | None, str | None, int] = (None, None, 0)
-        """Digests of the critic and the state that go with the policy, and the seed of its adapters."""
+        """Digest of the critic and place of the state that go with the policy, and the seed of its adapters."""
+        self._writing: Future[None] | None = None
+        """A state on its way into its place."""
         self._policy: Path | None = None
         self._module: Any = None
         self._accelerator: Any = None
@@ -119,8 +122,12 @@ class Learner:
 
     def holds(self, policy: Path, state: Path | None, *, seed: int = 0) -> bool:
         """Say whether `load` would have nothing to do."""
-        beside = (critic_digest(policy) if self.critic_config else None, state_digest(state), seed)
-        return (policy_digest(policy), beside) == (self.policy_digest, self._beside)
+        return (policy_digest(policy), self._what_is_beside(policy, state, seed)) == (self.policy_digest, self._beside)
+
+    def _what_is_beside(self, policy: Path, state: Path | None, seed: int) -> tuple[str | None, str | None, int]:
+        # A state is known by its place, for it may not be written: a train of other settings leaves another policy.
+        place = None if state is None else str(state.resolve())
+        return critic_digest(policy) if self.critic_config else None, place, seed
 
     def load(self, policy: Path, state: Path | None = None, *, seed: int = 0) -> None:
         """Take a policy, and the optimizer's state that goes with it, unless they are held already.
@@ -137,6 +144,8 @@ class Learner:
         if self.holds(policy, state, seed=seed):
             self._policy = policy
             return
+        self.settle()
+        self.world.barrier()
         if self.config.quantization is not None:
             check_bitsandbytes(f"quantization = {self.config.quantization}")
         dtype, files = pick_dtype(self.config.dtype, self.device), policy_at_hand(policy)
@@ -189,7 +198,7 @@ class Learner:
     def _taken(self, policy: Path, state: Path | None, seed: int) -> None:
         """Note what is held."""
         self.policy_digest, self._policy = policy_digest(policy), policy
-        self._beside = (critic_digest(policy) if self.critic_config else None, state_digest(state), seed)
+        self._beside = self._what_is_beside(policy, state, seed)
 
     def _prepare(self, dtype: torch.dtype) -> None:
         # No dropout: the ratio of a fresh update must be 1, and a resumed step must see the same masks.
@@ -329,16 +338,24 @@ class Learner:
         self.policy_digest = None  # no published policy any more, until it is saved
         return self.strategy.step()
 
-    def save(self, policy: Path, state: Path, canary: Sequence[int], *, with_state: bool = True) -> str:
-        """Write the policy and the optimizer's state, and return the policy's digest.
+    def save(
+        self, policy: Path, state: Path, canary: Sequence[int], *, with_state: bool = True, beside: bool = False
+    ) -> dict[str, str]:
+        """Write the policy and the optimizer's state, and return the digests of the state's files by their names.
 
         Args:
             policy: Directory for weights, config, tokenizer and policy.json.
             state: Directory for optimizer and schedule.
             canary: Tokens of one trained sequence, by which `sync` proves that the weights arrived.
             with_state: Whether the state is written; held it is either way.
+            beside: Return before the state is in its place: see `settle`.
+
+        Raises:
+            EngineError: the policy gives no finite log-probs.
+            OutputError: something cannot be written, such as the state before this one.
         """
         assert self._policy is not None
+        self.settle()
         parent = policy_digest(self._policy)
         # Under ZeRO-3 all processes take part, layer by layer; the first one gets the whole.
         gathered = self.strategy.gathered()
@@ -363,23 +380,28 @@ class Learner:
                     critic=critic_digest(policy),
                 ),
             )
-        if with_state:
-            self.save_state(state)
+        digests = self.save_state(state, beside=beside) if with_state else {}
         if self.world.is_main:
             with write_errors(policy.parent):
                 sync_tree(policy)
         self.world.barrier()
         self._taken(policy, state, self._beside[-1])
-        return policy_digest(policy)
+        return digests
 
-    def save_state(self, state: Path) -> None:
-        """Write the optimizer's state alone."""
-        save_state(state, self.strategy, self._made_with, is_main=self.world.is_main)
-        self.world.barrier()
-        if self.world.is_main:
-            with write_errors(state.parent):
-                sync_tree(state)
-        self.world.barrier()
+    def save_state(self, state: Path, *, beside: bool = False) -> dict[str, str]:
+        """Write the optimizer's state alone, and return the digests of its files by their names."""
+        digests, self._writing = save_state(state, self.strategy, self._made_with, self.world, beside=beside)
+        return digests
+
+    def settle(self) -> None:
+        """Wait until the last state that was saved is in its place.
+
+        Raises:
+            OutputError: it could not be written.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def _canary(self, canary: Sequence[int]) -> list[float]:
         """Return the nats of a sequence's tokens but the first, at temperature 1."""

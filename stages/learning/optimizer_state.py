@@ -4,50 +4,43 @@
 left it: a learner of another optimizer, type or way of sharing refuses it.
 """
 
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.serialization import config as serialization
 
-from nanoskyrl.stages.core.digests import cached_digest, digest_json
 from nanoskyrl.stages.core.errors import InputError, SettingsError
-from nanoskyrl.stages.core.storage import make_directory, write_errors
 from nanoskyrl.stages.learning.deepspeed_strategy import DeepSpeedStrategy
+from nanoskyrl.stages.learning.process_group import ProcessGroup
+from nanoskyrl.stages.learning.state_files import StateFiles
 from nanoskyrl.stages.learning.stepping import PlainStrategy
 
 STATE_FILE = "optimizer.pt"
 Strategy = PlainStrategy | DeepSpeedStrategy
 
 
-def state_digest(state: Path | None) -> str | None:
-    """Return the digest of all files of a state; None for none. One that was not written is known by its place."""
-    if state is None:
-        return None
-    files = sorted(path for path in state.rglob("*") if path.is_file())
-    return digest_json({path.name: cached_digest(path) for path in files}) if files else str(state.resolve())
-
-
-def save_state(state: Path, strategy: Strategy, made_with: dict[str, str], *, is_main: bool) -> None:
-    """Write a state.
+def save_state(
+    state: Path, strategy: Strategy, made_with: dict[str, str], world: ProcessGroup, *, beside: bool = False
+) -> tuple[dict[str, str], Future[None]]:
+    """Write a state, and return the digests of its files and what is done when they are in place.
 
     Args:
         state: Its directory.
         strategy: Holds what is saved; under DeepSpeed every process writes its share.
         made_with: Settings of `train` that a state cannot be loaded without.
-        is_main: Whether this process writes what all of them hold.
+        world: All processes.
+        beside: Return at once, from copies of all that is saved in the host's memory.
 
     Raises:
         OutputError: it cannot be written.
     """
-    make_directory(state)
-    # No CRC-32: it takes two thirds of the time, and no reader checks it.
-    with serialization.patch("save.compute_crc32", False):  # pyright: ignore[reportAttributeAccessIssue]
-        # The schedule, filled in below, comes first: the bytes are those of states saved so far.
-        saved = {"scheduler": None, "shared": strategy.shared, "made_with": made_with, **strategy.save_state(state)}
-        if is_main:
-            with write_errors(state / STATE_FILE, RuntimeError):  # torch's writer knows no OSError
-                torch.save(saved, state / STATE_FILE)
+    files = StateFiles(state, world, beside=beside)
+    # The schedule, filled in below, comes first: the order of states saved so far.
+    saved = {"scheduler": None, "shared": strategy.shared, "made_with": made_with, **strategy.save_state(files)}
+    if world.is_main:
+        files.save(saved, files.place / STATE_FILE)
+    return files.digests, files.write()
 
 
 def load_state(state: Path, strategy: Strategy, made_with: dict[str, str], *, device: str) -> None:

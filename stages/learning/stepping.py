@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nanoskyrl.stages.learning.optim import Masters, make_optimizer, use_settings
+from nanoskyrl.stages.learning.state_files import StateFiles
 from nanoskyrl.stages.learning.train_config import OptimizerConfig
 
 OF_CRITIC = "critic_"
@@ -136,8 +137,8 @@ class PlainStrategy:
     def gathered(self) -> dict[str, Tensor] | None:
         """Return the weights by the names of the bare model, if no process holds them whole: here each does."""
 
-    def save_state(self, state: Path) -> dict[str, Any]:
-        """Return what `load_state` takes; nothing else is written."""
+    def save_state(self, files: StateFiles) -> dict[str, Any]:
+        """Return what `load_state` takes; there are no other files."""
         policy, *critic = (each.state() for each in self.trained)
         return policy | {f"{OF_CRITIC}{name}": value for of in critic for name, value in of.items()}
 

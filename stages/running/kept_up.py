@@ -67,17 +67,28 @@ class KeptUp:
         return passes
 
     def release_learner(self) -> None:
-        """Let go of the model that trains: what it holds lies on disk."""
+        """Let go of the model that trains, once what it holds lies on disk."""
+        self.settle()
         self._learner = self._passes = None
         gc.collect()
         import torch
 
         torch.cuda.empty_cache()
 
+    def settle(self) -> None:
+        """Wait for the state that the learner writes.
+
+        Raises:
+            OutputError: it could not be written.
+        """
+        if self._learner is not None:
+            self._learner.settle()
+
     def close(self) -> None:
-        """Stop what the engines started."""
+        """Stop what the engines started, and wait for what the learner writes."""
         for engine in self._engines.values():
             engine.close()
         self._engines.clear()
         if self._executor is not None:
             self._executor.close()
+        self.settle()

@@ -33,7 +33,7 @@ from nanoskyrl.stages.core.pipeline import STAGES, training_half
 from nanoskyrl.stages.core.registry import lookup
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run
 from nanoskyrl.stages.core.stopping import terminated_as_interrupted
-from nanoskyrl.stages.core.storage import locked, write_whole
+from nanoskyrl.stages.core.storage import TEMPORARY, locked, remove_tree, write_whole
 from nanoskyrl.stages.learning.lag_defaults import described
 from nanoskyrl.stages.learning.train_config import check_horizon
 from nanoskyrl.stages.models.policy import model_name
@@ -241,6 +241,7 @@ def _tidy(session: Session, first: int, keep_states: int) -> None:
         pass  # a trainer's lock, which goes with it
     if first:
         session.prune(last, keep_states)
+        remove_tree(run.stage(last, "train") / f"state{TEMPORARY}")
         lines = read_metrics(run.metrics, tail_bytes=TAIL)
         looped = any(line.get("stage") == "startup" for line in lines)
         if looped and last not in latest(lines, "loop"):

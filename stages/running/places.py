@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nanoskyrl.stages.core.digests import cached_digest
 from nanoskyrl.stages.core.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.core.leftovers import scratch_beside
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
@@ -118,7 +117,6 @@ class Places:
         made = self.run.stage(step - 1, "train")
         manifest = read_manifest(made) if is_finished(made) else None
         if manifest is not None and manifest.facts.get("policy") == policy_digest(policy):
-            _check_state(made, manifest)
             return made / "state"
         if policy != self.run.policy(step):
             return None
@@ -132,16 +130,17 @@ class Places:
         )
 
     def updates_since(self, step: int | None) -> list[Trained]:
-        """Return the updates before a step whose states were not written, the oldest first."""
+        """Return the updates before a step whose states are not there, the oldest first.
+
+        A state is not written at every step, is pruned, or was on its way when its trainer was killed.
+        """
         found: list[Trained] = []
         while step:
             step -= 1
             made = self.run.stage(step, "train")
-            if not is_finished(made):
+            if not is_finished(made) or (made / "state").is_dir():
                 break
             manifest = read_manifest(made, stage="train")
-            if any(name.startswith("state/") for name in manifest.files):
-                break  # there, or pruned
             before = self.run.stage(step - 1, "train")
             policy = self.run.policy(step)
             found.append(
@@ -163,7 +162,7 @@ class Places:
         there = {read_manifest(place).digest: place for place in places if is_finished(place)}
         if gone := [digest for digest in wanted if digest not in there]:
             raise InputError(
-                f"step {step} wrote no state, and advantages that it learnt from are no longer in the run: {gone[0]}",
+                f"the state of step {step} is not there, and advantages that it learnt from are gone, too: {gone[0]}",
                 hint="Begin another run with its policy, or train that step again",
             )
         return self.run.stage(step, source), *(there[digest] for digest in wanted)
@@ -268,11 +267,3 @@ class Places:
         """Return the step of a stage's directory inside this run, or None elsewhere."""
         parent = path.resolve().parent if "://" not in str(path) else path.parent
         return step_of(parent) if parent.parent == self.run.root.resolve() else None
-
-
-def _check_state(made: Path, manifest: Manifest) -> None:
-    """Raise InputError if an optimizer's state is not the one that was written; a pruned one is not looked at."""
-    for name, digest in manifest.files.items():
-        path = made / name
-        if name.startswith("state/") and path.is_file() and cached_digest(path) != digest:
-            raise InputError(f"`{path}` has another digest than its manifest says", hint="Train that step again")

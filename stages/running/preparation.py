@@ -162,11 +162,14 @@ class Preparation:
 
         def alive() -> dict[str, Any]:
             lacks = named_state is None and state is not None and not state.is_dir()
-            every = config.state_every if step is not None and target == self.run.stage(step, "train") else 1
+            in_run = step is not None and target == self.run.stage(step, "train")
+            done = (step or 0) + 1
             return {
                 "engine": self.kept.learner(),
                 "since": self.places.updates_since(step) if lacks else [],
-                "with_state": ((step or 0) + 1) % every == 0,
+                "with_state": done % (config.state_every if in_run else 1) == 0,
+                # Nothing follows a run's last step that could make its state again.
+                "beside": in_run and self.kept.keep_up and done < stage_config(self.settings, "loop").steps,
             }
 
         work = self._work_of(

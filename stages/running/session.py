@@ -292,9 +292,12 @@ class Session(Preparation):
     def prune(self, step: int, keep: int) -> None:
         """Delete the optimizer's state that is no longer among the newest that were written; `keep` 0 keeps all."""
         every = stage_config(self.settings, "train").state_every
-        old = (step + 1) // every * every - 1 - keep * every  # the step whose state the newest one replaces
-        if keep and old >= 0:
-            remove_tree(self.run.stage(old, "train") / "state")
+        newest = (step + 1) // every * every - 1
+        # One more than is kept, and one that is on its way.
+        steps = range(newest, max(-1, newest - (keep + 2) * every), -every) if keep else ()
+        there = [state for at in steps if (state := self.run.stage(at, "train") / "state").is_dir()]
+        for state in there[keep:]:
+            remove_tree(state)
 
 
 def _tell_changed_rewards(earlier: Path, code: Mapping[str, str]) -> None:

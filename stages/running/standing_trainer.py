@@ -80,7 +80,10 @@ def follow(
                 session.prune(step, keep_states)
                 say(f"Trained step {step}")
             step, done = step + 1, done + 1
+        session.kept.settle()
+        world.barrier()
         if world.is_main:
+            session.prune(step - 1, keep_states)
             (run.root / STOP_FILE).unlink(missing_ok=True)
     return done
 

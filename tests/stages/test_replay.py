@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import time
+from pathlib import Path
 
 import pytest
 from killing import FORKS, kill_at
@@ -13,6 +15,7 @@ from nanoskyrl.stages.core.errors import InputError
 from nanoskyrl.stages.core.manifest import is_finished
 from nanoskyrl.stages.core.metrics import latest, read_metrics
 from nanoskyrl.stages.core.runs import STAGES, Run
+from nanoskyrl.stages.looking.verify import verify
 from nanoskyrl.stages.running.loop import loop
 from nanoskyrl.stages.running.session import Session
 
@@ -60,6 +63,48 @@ def test_killed_between_two_states_and_in_mid_replay_a_run_ends_with_the_bytes_o
     assert state_bytes(whole, 3) == state_bytes(broken, 3)
     replayed = [latest(read_metrics(run.metrics), "train")[3].get("train/replayed_updates") for run in (whole, broken)]
     assert replayed == [None, 1]
+
+
+def killed_over_a_state(number, arguments):
+    """Run the command until a state is about to be put in its place, and return how the process ended."""
+    process = FORKS.Process(target=_kill_over_a_state, args=(number, [str(argument) for argument in arguments]))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def _kill_over_a_state(number, arguments):
+    from nanoskyrl_cli.main import run
+
+    real, left = Path.rename, [number]
+
+    def rename(self, target):
+        if Path(target).name == "state":
+            left[0] -= 1
+            while not left[0]:  # in a thread of its own: the next step goes on until it has made a part
+                if (Path(target).parents[1].with_name("step-000002") / "score" / "part-00000.parquet").exists():
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(0.01)
+        return real(self, target)
+
+    Path.rename = rename
+    raise SystemExit(run(arguments))
+
+
+def test_killed_over_a_state_that_was_on_its_way_a_run_ends_with_the_bytes_of_an_unbroken_one(tmp_path):
+    whole, broken = Run(tmp_path / "whole"), Run(tmp_path / "broken")
+    loop(whole, EVERY_2)
+    command = ["loop", "--run", broken.root, *as_flags(EVERY_2)]
+    assert killed_over_a_state(1, command) == -signal.SIGKILL
+    assert is_finished(broken.stage(1, "sync"))
+    assert states(broken, 2) == [False, False]
+    done = skyrl_here(*command)
+    assert done.returncode == 0, done.stderr
+    assert same_bytes(whole.root, broken.root) == []
+    assert states(broken, 4) == [False, True, False, True]
+    assert [state_bytes(whole, step) == state_bytes(broken, step) for step in (1, 3)] == [True, True]
+    assert verify(broken.root).pruned == []
+    assert not list(broken.root.glob("step-*/train/*.tmp"))
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ def learn(given: dict[str, Training]) -> None:
         follow(session, **training.follows or {})
     else:
         session.train(**training.named or {})
+        session.kept.settle()
 
 
 def fit(training: Training) -> None:
