@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from nanoskyrl.stages.core.errors import EngineError
@@ -71,9 +72,23 @@ class DeepSpeedStrategy:
         """Return the weights by the names of the bare model, if no process holds them whole."""
         if self.name != "zero3":
             return None
-        prefix = "model."
-        found = self._accelerator.get_state_dict(self._engine) or {}
-        return {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
+        from deepspeed.zero import GatheredParameters
+
+        found, copies = dict[str, Tensor](), dict[int, Tensor]()
+        for place, module in self._engine.module.model.named_modules():
+            own = dict(module.named_parameters(recurse=False))
+            with GatheredParameters(list(own.values()), modifier_rank=0):  # else they would stay whole afterwards
+                if self._accelerator.is_main_process:
+                    kept = module.state_dict(keep_vars=True)
+                    own |= {name: value for name, value in module.named_buffers(recurse=False) if name in kept}
+                    for name, value in own.items():
+                        if id(value) not in copies:  # one tensor under two names is written once
+                            # Into pinned memory, which torch keeps for the next time: all are waited for below.
+                            copies[id(value)] = value.detach().to("cpu", non_blocking=True, copy=True)
+                        found[f"{place}.{name}".lstrip(".")] = copies[id(value)]
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return found
 
     def save_state(self, files: StateFiles) -> dict[str, Any]:
         """Have DeepSpeed's checkpoint written among a state's files; return what `load_state` takes beside it."""

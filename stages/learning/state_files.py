@@ -1,11 +1,12 @@
 """The files of an optimizer's state, written beside the steps that follow.
 
 `torch.save` is asked for the bytes at once, of copies of the tensors on the host: so digests are known
-before anything is on disk, and training goes on while the bytes are written. A state is in its place once
+before anything is on disk, and the next step begins while the bytes are written. A state is in its place once
 all of its files are: a killed process leaves none, as if it had never been asked for.
 """
 
 import contextlib
+import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.serialization import config as serialization
 
 from nanoskyrl.stages.core.digests import digest_file
-from nanoskyrl.stages.core.storage import TEMPORARY, make_directory, remove_tree, sync_directory, whole_file
+from nanoskyrl.stages.core.storage import TEMPORARY, make_directory, remove_tree, sync_directory, write_errors
 from nanoskyrl.stages.learning.process_group import ProcessGroup
 
 
@@ -90,8 +91,13 @@ class StateFiles:
 
     def _put(self) -> None:
         for path, pieces in self._files.items():
-            with whole_file(path) as file:
-                file.writelines(pieces)
+            with write_errors(self._state / path.relative_to(self.place)):
+                half = path.with_name(path.name + TEMPORARY)
+                with half.open("wb") as file:
+                    file.writelines(pieces)
+                    file.flush()
+                    os.fsync(file.fileno())
+                half.replace(path)
         self._files.clear()
         if all((self.place / name).is_file() for name in self.digests):
             for folder in {self.place, *((self.place / name).parent for name in self.digests)}:

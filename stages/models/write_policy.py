@@ -2,15 +2,19 @@
 
 import shutil
 import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from torch import Tensor
+from transformers import modeling_utils
 
 from nanoskyrl.stages.core.storage import TEMPORARY, as_usual, link_or_copy, make_directory, write_errors
 from nanoskyrl.stages.models.critic import Critic, save_critic
 from nanoskyrl.stages.models.policy import POLICY_JSON, is_weights, policy_files
+
+SHARD_BYTES = 1 << 29
 
 
 def write_policy(
@@ -49,7 +53,10 @@ def write_policy(
         write_errors(policy, SafetensorError),
         tempfile.TemporaryDirectory(dir=policy.parent, prefix="policy-", suffix=TEMPORARY) as scratch,
     ):
-        model.save_pretrained(scratch, **whole)
+        if adapter:
+            model.save_pretrained(scratch, **whole)
+        else:
+            _save_in_shards(model, scratch, **whole)
         for file in policy_files(Path(scratch)):
             file.rename(policy / file.name)
             as_usual(policy / file.name)
@@ -63,3 +70,16 @@ def write_policy(
     if critic is not None:
         with write_errors(policy, SafetensorError):
             save_critic(critic, policy)
+
+
+def _save_in_shards(model: Any, directory: str, **settings: Any) -> None:
+    """Call `save_pretrained`, whose shards are then written at the same time: a file system takes one writer a file."""
+    real, writes = modeling_utils.safe_save_file, list[Future[None]]()
+    with ThreadPoolExecutor(thread_name_prefix="shards") as pool:
+        modeling_utils.safe_save_file = lambda *args, **more: writes.append(pool.submit(real, *args, **more))
+        try:
+            model.save_pretrained(directory, max_shard_size=SHARD_BYTES, **settings)
+        finally:
+            modeling_utils.safe_save_file = real
+    for write in writes:
+        write.result()

@@ -81,7 +81,7 @@ def _kill_over_a_state(number, arguments):
     def rename(self, target):
         if Path(target).name == "state":
             left[0] -= 1
-            while not left[0]:  # in a thread of its own: the next step goes on until it has made a part
+            while not left[0]:  # in a thread of its own: the next step runs until it has made a part
                 if (Path(target).parents[1].with_name("step-000002") / "score" / "part-00000.parquet").exists():
                     os.kill(os.getpid(), signal.SIGKILL)
                 time.sleep(0.01)
