@@ -107,6 +107,7 @@ def settings(args: argparse.Namespace, trained: str) -> list[str]:
             "score.rewards": '{"loop_gpu:parity"=1.0}', "train.lr": 1e-5, "vllm.max_model_len": 2048,
             "rollout.train_batch_size": args.prompts, "rollout.n_samples_per_prompt": args.samples,
             "rollout.max_generate_length": args.new_tokens, "train.compile": str(args.compile).lower(),
+            "train.state_every": args.state_every,
         }  # fmt: skip
     if on_cpu:
         found |= {"vllm.kv_cache_gib": 0.25, "vllm.max_num_seqs": 64}
@@ -267,6 +268,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--compile", action="store_true", help="train.compile")
+    parser.add_argument("--state-every", type=int, default=1, help="train.state_every")
     parser.add_argument("--servers-per-gpu", type=int, default=2)
     parser.add_argument("--gpu-memory", type=float, default=0.4, help="share of a GPU that one way's servers take")
     parser.add_argument("--kv-cache-gib", type=float, default=8.0, help="of each server")

@@ -72,7 +72,7 @@ class DeepSpeedStrategy:
         """Return the weights by the names of the bare model, if no process holds them whole."""
         if self.name != "zero3":
             return None
-        from deepspeed.zero import GatheredParameters
+        from deepspeed.runtime.zero import GatheredParameters
 
         found, copies = dict[str, Tensor](), dict[int, Tensor]()
         for place, module in self._engine.module.model.named_modules():

@@ -27,6 +27,7 @@ from nanoskyrl.stages.learning.policy_module import PolicyModule
 from nanoskyrl.stages.learning.process_group import accelerator_of, device_of, join, strategy_of
 from nanoskyrl.stages.learning.stepping import PlainStrategy, StepResult
 from nanoskyrl.stages.learning.train_config import (
+    COMPILED_FROM,
     DEFAULT_LORA_ALPHA,
     FULL_BELOW,
     CriticConfig,
@@ -35,7 +36,7 @@ from nanoskyrl.stages.learning.train_config import (
     rank_or_default,
 )
 from nanoskyrl.stages.models.adapters import LoraSettings, rank_of, set_dropout, with_adapters
-from nanoskyrl.stages.models.checkpointing import keep_less
+from nanoskyrl.stages.models.checkpointing import has_layers, keep_less
 from nanoskyrl.stages.models.critic import Critic, load_critic, new_critic
 from nanoskyrl.stages.models.device import pick_device, pick_dtype
 from nanoskyrl.stages.models.kv_cache import without_wrapper
@@ -79,6 +80,8 @@ class Learner:
         """
         self.config, self.critic_config, self.frozen = config, critic, frozen
         self.critic: Critic | None = None
+        self.loop_steps = 1
+        """Of the loop that it stays up for: whether compiling is worth its time."""
         self.world = join(pick_device(config.device))
         self.device = device_of(pick_device(config.device))
         self.model: Any = None
@@ -202,14 +205,14 @@ class Learner:
 
     def _prepare(self, dtype: torch.dtype) -> None:
         # No dropout: the ratio of a fresh update must be 1, and a resumed step must see the same masks.
-        self._module = PolicyModule(self.model, fused=self.config.compile).eval()
+        compiled = self._compiles()
+        self._module = PolicyModule(self.model, fused=compiled).eval()
         if self.frozen:
             return
         share = self.config.gradient_checkpointing
         share = float(self.parameters >= FULL_BELOW) if share is None else share
         # ZeRO-3 gathers weights inside the layers: each product would be a program of its own.
-        compiled = self.config.compile and self.strategy.name != "zero3"
-        keep_less(without_wrapper(self.model), share, compiled=compiled)
+        keep_less(without_wrapper(self.model), share, compiled=compiled and self.strategy.name != "zero3")
         if self._accelerator is None:
             self._accelerator = accelerator_of(self.strategy.name, self.config, self.device.partition(":")[0], dtype)
         self._module = self.strategy.prepare(self._accelerator, self._module, self.lr, self.config)
@@ -221,6 +224,14 @@ class Learner:
             lr = self.critic_config.lr or self.lr * factor
             config = replace(self.config, max_grad_norm=self.critic_config.max_grad_norm)
             self.critic = self.strategy.prepare(self._accelerator, self.critic, lr, config).eval()
+
+    def _compiles(self) -> bool:
+        if self.config.compile is not None:
+            return self.config.compile
+        chosen = self.device.startswith("cuda") and self.loop_steps >= COMPILED_FROM
+        if chosen:  # nobody asked for it: what does not compile is computed as it is
+            torch._dynamo.config.suppress_errors = True
+        return chosen and has_layers(without_wrapper(self.model))
 
     def micro_batches(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> Iterator[MicroBatch | None]:
         """Yield this process's micro-batches of these rows; None: the others have one more."""

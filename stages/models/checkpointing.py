@@ -21,10 +21,8 @@ def keep_less(base: Any, share: float, *, compiled: bool = False) -> None:
     Raises:
         SettingsError: the model cannot do this.
     """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
     layers = list(getattr(decoder_of(base), "layers", ()))
-    if (share or compiled) and not (layers and all(isinstance(layer, GradientCheckpointingLayer) for layer in layers)):
+    if (share or compiled) and not has_layers(base):
         raise SettingsError(
             f"a {type(base).__name__} has no layers that can be computed again or compiled one by one",
             hint="Set `train.gradient_checkpointing = 0` and `train.compile = false`",
@@ -41,6 +39,14 @@ def keep_less(base: Any, share: float, *, compiled: bool = False) -> None:
             layer.training = True
         if compiled:
             layer.compile(dynamic=True)
+
+
+def has_layers(base: Any) -> bool:
+    """Say whether a model has layers that can be computed again, or compiled, one by one."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = list(getattr(decoder_of(base), "layers", ()))
+    return bool(layers) and all(isinstance(layer, GradientCheckpointingLayer) for layer in layers)
 
 
 def _with_gradient(module: Any, given: Any, states: Any) -> Any:

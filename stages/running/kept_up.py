@@ -54,7 +54,8 @@ class KeptUp:
         from nanoskyrl.stages.learning.recipe import recipe_of
 
         learner = self._learner or recipe_of(stage_config(self.settings, "train"), self.settings).learner()
-        self._learner = learner if self.keep_up else None
+        if self.keep_up:
+            self._learner, learner.loop_steps = learner, stage_config(self.settings, "loop").steps
         return learner
 
     def passes(self) -> Any:
