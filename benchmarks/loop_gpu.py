@@ -163,6 +163,9 @@ def figures(run: Path) -> dict[str, Any]:
             seconds["rollout"] + seconds["score"] + seconds["sync"], seconds["advantage"] + seconds["train"], 1e-9
         ),
         **{f"seconds_{stage}": seconds[stage] for stage in stages[:-1]},
+        # Of all steps counted, those that write a state among them.
+        "train_against_passes": sum(line["timing/total"] for line in by_stage["train"])
+        / max(sum(line["timing/train"] for line in by_stage["train"]), 1e-9),
         "seconds_waited": median("loop", "timing/waited_for_training"),
         **{f"train_{part}": median("train", f"timing/{part}") for part in sorted(train - {"total"})},
         "response_tokens": tokens, "rollout_tokens_per_second": (tokens or 0.0) / max(seconds["rollout"], 1e-9),

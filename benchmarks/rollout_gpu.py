@@ -398,13 +398,16 @@ def step_rollout(bench: Bench) -> None:
     for way in ways if bench.args.both_seeds else ways[:1]:
 
         def work(engine: Any, way: dict[str, Any] = way) -> None:
-            for again in range(2):  # the first warms up
+            for again in range(4):  # the first warms up; raw, too, computes its prompts each time
+                cached = again == 3
+                for server in () if cached else engine.supervisor.living:
+                    engine._do(server.client.reset_prefix_cache())
                 found = generated(
                     bench, Words(None, texts(bench.args)), engine, "rollout", new=bench.args.new_tokens, turns=1
                 )
                 say(
-                    "rollout", repeat=again, max_num_seqs=bench.args.max_num_seqs, endpoint=bench.args.endpoint,
-                    servers_per_gpu=bench.args.servers_per_gpu, **way, **found,
+                    "rollout", repeat=again, prompts_cached=cached, max_num_seqs=bench.args.max_num_seqs,
+                    endpoint=bench.args.endpoint, servers_per_gpu=bench.args.servers_per_gpu, **way, **found,
                 )  # fmt: skip
 
         with_engine(bench, work, **way)
@@ -435,9 +438,10 @@ def step_sync(bench: Bench) -> None:
     from nanoskyrl.stages.engines.base import Request, SamplingParams
     from nanoskyrl.stages.models.loading import load_model
     from nanoskyrl.stages.models.policy import PolicyInfo, policy_digest, write_info
+    from nanoskyrl.stages.models.write_policy import write_policy
 
     dtype = torch.float32 if bench.cpu else torch.bfloat16
-    device = "cpu"
+    device = "cpu" if bench.cpu else "cuda"  # where a model learns
     model = load_model(bench.model, dtype=dtype, device=device)
 
     def frame(target: Path, base: str | None) -> None:
@@ -467,24 +471,15 @@ def step_sync(bench: Bench) -> None:
         shutil.rmtree(target)
 
     def full(engine: Any) -> None:
-        for _ in range(3):
+        ways: dict[str, Callable[[Path], Any]] = {
+            "full, save_pretrained": model.save_pretrained,
+            "full": lambda place: write_policy(model, place, start=bench.model, adapter=False),
+        }
+        for kind in ("full, save_pretrained", "full, save_pretrained", "full", "full", "full"):
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.mul_(1.01)
-            deliver(engine, "full", model.save_pretrained, None)
-        from safetensors.torch import save_file
-
-        def quick(target: Path) -> None:
-            target.mkdir()
-            shutil.copyfile(bench.model / "config.json", target / "config.json")
-            tensors = {n: p.detach() for n, p in model.named_parameters()}
-            save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-
-        for _ in range(2):
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.mul_(1.01)
-            deliver(engine, "full, safetensors alone", quick, None)
+            deliver(engine, kind, ways[kind], None)
 
     guarded("sync", lambda: with_engine(bench, full, seeded=False), kind="full")
 

@@ -8,9 +8,12 @@ asks only below /v1, and the paths that change weights lie elsewhere.
 
 import hmac
 import importlib
+import math
 import os
 import re
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ import numpy as np
 import torch
 
 WORDS_AT_ONCE = 1 << 20
+READERS, READ_AHEAD = 8, 1 << 29
+"""Threads that read weights, and bytes that lie on the GPU before they are taken."""
 RECORD = "_skyrl_packed"
 """Sums of the weight that a layer's packed copy was made from, on the layer."""
 EXPERTS = "_skyrl_experts"
@@ -30,21 +35,36 @@ def bit_sums(tensor: torch.Tensor) -> list[int]:
     They do not depend on the order of the words, so tensors that were joined give the sum of what their parts give.
     The second sum is of squares: bits moved from one word to another change it.
     """
+    if tensor.is_cuda:
+        return read_sums(cuda_sums(tensor))
+    totals = [0, 0]
+    # Several times faster than torch's, which has no dot product of integers that pays; and lets threads run.
+    words = as_words(tensor).numpy().view(np.uint64)
+    for part in np.array_split(words, -(-len(words) // WORDS_AT_ONCE) or 1):
+        totals[0] += int(part.sum(dtype=np.uint64))
+        totals[1] += int(np.dot(part, part))
+    return [total % (1 << 64) for total in totals]
+
+
+def as_words(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's bits as 64-bit words, filled up with zeros."""
     flat = tensor.detach().contiguous().reshape(-1)
     if flat.numel() * flat.element_size() % 8:
         flat = torch.nn.functional.pad(flat, (0, 8 // flat.element_size() - flat.numel() % (8 // flat.element_size())))
-    words = flat.view(torch.int64)
-    totals = [0, 0]
-    if not words.is_cuda:
-        # Several times faster than torch's, which has no dot product of integers that pays; and lets threads run.
-        for part in np.array_split(words.cpu().numpy().view(np.uint64), -(-words.numel() // WORDS_AT_ONCE) or 1):
-            totals[0] += int(part.sum(dtype=np.uint64))
-            totals[1] += int(np.dot(part, part))
-    else:
-        for part in words.split(WORDS_AT_ONCE << 4):
-            totals[0] += int(part.sum())
-            totals[1] += int((part * part).sum())
-    return [total % (1 << 64) for total in totals]
+    return flat.view(torch.int64)
+
+
+def cuda_sums(tensor: torch.Tensor) -> torch.Tensor:
+    """Return `bit_sums` where the tensor is: nothing waits for them until `read_sums`."""
+    totals = torch.zeros(2, dtype=torch.int64, device=tensor.device)
+    for part in as_words(tensor).split(WORDS_AT_ONCE << 4):
+        totals += torch.stack([part.sum(), (part * part).sum()])
+    return totals
+
+
+def read_sums(totals: torch.Tensor) -> list[int]:
+    """Return sums of 64-bit words as numbers from 0 on."""
+    return [total % (1 << 64) for total in totals.tolist()]
 
 
 def bucket_of(name: str) -> str:
@@ -108,6 +128,43 @@ if os.environ.get("SKYRL_VLLM_CPU"):
     _watch_experts()
 
 
+def read_ahead(path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights of a directory on the GPU, a little ahead of who takes them.
+
+    Several threads read, into pinned memory, which torch keeps for the next time: one thread that copies from a file's
+    pages is several times slower than files and bus are.
+    """
+    open_file = importlib.import_module("safetensors").safe_open
+    device = torch.cuda.current_device()
+
+    def read(file: Any, name: str) -> torch.Tensor:
+        with torch.cuda.device(device):
+            tensor = file.get_tensor(name).pin_memory().to(device, non_blocking=True)
+            torch.cuda.current_stream().synchronize()
+        return tensor
+
+    reading: deque[tuple[str, Future[torch.Tensor], int]] = deque()
+    with ThreadPoolExecutor(READERS) as pool:
+        for place in sorted(Path(path).glob("*.safetensors")):
+            with open_file(place, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - no dictionary
+                    size = math.prod(file.get_slice(name).get_shape()) * 4
+                    while reading and sum(each[2] for each in reading) + size > READ_AHEAD:
+                        yield _taken(reading)
+                    reading.append((name, pool.submit(read, file, name), size))
+                while reading:
+                    yield _taken(reading)
+
+
+def _taken(reading: "deque[tuple[str, Future[torch.Tensor], int]]") -> tuple[str, torch.Tensor]:
+    name, found, _ = reading.popleft()
+    tensor = found.result()
+    tensor.record_stream(
+        torch.cuda.current_stream()
+    )  # made on another: its memory is not given away before this is done
+    return name, tensor
+
+
 class Extension:
     """Methods that the server's workers gain, called by their names."""
 
@@ -135,6 +192,8 @@ class Extension:
         self._skyrl_digest = None
         if type(self._skyrl_model()).__name__ == "GptOssForCausalLM":
             self._skyrl_load_gpt_oss(path)
+        elif next(self._skyrl_model().parameters()).is_cuda:
+            self.reload_weights(weights_iterator=read_ahead(path))  # type: ignore[attr-defined]
         else:
             self.reload_weights(weights_path=path)  # type: ignore[attr-defined]
         stale = self._skyrl_rebuild()
@@ -145,11 +204,16 @@ class Extension:
     def skyrl_checksum(self) -> dict[str, Any]:
         """Return the sums of the weights that compute, by layer, and the layers whose packed copy is stale."""
         buckets: dict[str, list[int]] = {}
-        stale = []
+        stale, on_gpu = [], []
         seen = set()
         for name, module in self._skyrl_model().named_modules():
             record, experts = getattr(module, RECORD, None), getattr(module, EXPERTS, (None, {}))[1]
             for short, parameter in module.named_parameters(recurse=False):
+                if parameter.is_cuda and id(parameter) not in seen:  # nothing is packed there
+                    seen.add(id(parameter))
+                    on_gpu.append((f"{name}.{short}", cuda_sums(parameter)))
+                if parameter.is_cuda:
+                    continue
                 packed = record if short == "weight" else None
                 sums = bit_sums(parameter) if parameter.numel() else packed or [0, 0]
                 if short in experts:
@@ -160,6 +224,11 @@ class Extension:
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
                     add(buckets, f"{name}.{short}", sums)
+        # One wait for all: there are hundreds of weights.
+        for (name, _), sums in zip(
+            on_gpu, torch.stack([each for _, each in on_gpu]).cpu() if on_gpu else (), strict=True
+        ):
+            add(buckets, name, read_sums(sums))
         return {"sums": {name: [str(s) for s in sums] for name, sums in buckets.items()}, "stale": stale}
 
     def skyrl_adapter_checksum(self) -> dict[str, Any]:
