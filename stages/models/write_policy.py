@@ -2,10 +2,12 @@
 
 import shutil
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import modeling_utils
@@ -14,7 +16,7 @@ from nanoskyrl.stages.core.storage import TEMPORARY, as_usual, link_or_copy, mak
 from nanoskyrl.stages.models.critic import Critic, save_critic
 from nanoskyrl.stages.models.policy import POLICY_JSON, is_weights, policy_files
 
-SHARD_BYTES = 1 << 29
+SHARD_BYTES = 1 << 28
 
 
 def write_policy(
@@ -74,6 +76,8 @@ def write_policy(
 
 def _save_in_shards(model: Any, directory: str, **settings: Any) -> None:
     """Call `save_pretrained`, whose shards are then written at the same time: a file system takes one writer a file."""
+    if "state_dict" not in settings and next(model.parameters()).is_cuda:
+        settings["state_dict"] = on_host(model.state_dict(keep_vars=True))
     real, writes = modeling_utils.safe_save_file, list[Future[None]]()
     with ThreadPoolExecutor(thread_name_prefix="shards") as pool:
         modeling_utils.safe_save_file = lambda *args, **more: writes.append(pool.submit(real, *args, **more))
@@ -83,3 +87,10 @@ def _save_in_shards(model: Any, directory: str, **settings: Any) -> None:
             modeling_utils.safe_save_file = real
     for write in writes:
         write.result()
+
+
+def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of a GPU's tensors in pinned memory, which torch keeps for the next time; shared ones stay shared."""
+    copies = {id(value): value.detach().to("cpu", non_blocking=True) for value in tensors.values()}
+    torch.cuda.synchronize()
+    return {name: copies[id(value)] for name, value in tensors.items()}
