@@ -159,20 +159,22 @@ def evaluate(
                 f"{len(unanswered)} of {wanted} attempts at {name} were not answered: {unanswered[0]}",
                 hint="Run the same command again: what was answered is kept, and is not asked again",
             )
-        numbers, scored = summarize(
-            map(read_part, part_files(output)), config.n_samples, ks=config.pass_k, prices=prices
-        )
-        if bench is not None:
-            numbers = {"benchmark": name, "metric": bench.metric, **numbers, **bench.metrics(scored)}
-            rows = (row for path in part_files(output) for row in from_table(read_part(path)) if row.is_last_step)
-            for file, content in bench.files(rows).items():
-                make_directory(output / FILES)
-                write_whole(output / FILES / file, content)
-        numbers["held_out"] = bench is not None or _held_out(plan.environment, name)
-        numbers["task_ids"] = [task.task_id for task in plan.tasks]
-        write_whole(output / SUMMARY, (json.dumps(numbers, indent=2, ensure_ascii=False) + "\n").encode())
+        with watch("summary"):
+            numbers, scored = summarize(
+                map(read_part, part_files(output)), config.n_samples, ks=config.pass_k, prices=prices
+            )
+            if bench is not None:
+                numbers = {"benchmark": name, "metric": bench.metric, **numbers, **bench.metrics(scored)}
+                rows = (row for path in part_files(output) for row in from_table(read_part(path)) if row.is_last_step)
+                for file, content in bench.files(rows).items():
+                    make_directory(output / FILES)
+                    write_whole(output / FILES / file, content)
+            numbers["held_out"] = bench is not None or _held_out(plan.environment, name)
+            numbers["task_ids"] = [task.task_id for task in plan.tasks]
+            write_whole(output / SUMMARY, (json.dumps(numbers, indent=2, ensure_ascii=False) + "\n").encode())
         facts = {STAYS_LOCAL: bench.stays_local} if bench is not None and bench.stays_local else {}
-        manifest = out.finish(rows_in=len(plan.tasks) * config.n_samples, facts=facts)
+        with watch("write"):
+            manifest = out.finish(rows_in=len(plan.tasks) * config.n_samples, facts=facts)
     if journal is not None:
         journal.unlink(missing_ok=True)
     values = {key: value for key, value in numbers.items() if isinstance(value, int | float)}

@@ -88,7 +88,8 @@ def sync(
                 "notices": found.notices,
             },
         }  # fmt: skip
-        manifest = out.finish(rows_in=source.rows_out, facts=facts)
+        with watch("write"):
+            manifest = out.finish(rows_in=source.rows_out, facts=facts)
     for notice in found.notices:
         warnings.warn(f"{notice}: {target}", Notice, stacklevel=2)
     numbers = {f"sync/engine/{key}": value for key, value in engine.facts().items()}

@@ -38,20 +38,21 @@ def variance(values: Sequence[float]) -> float:
 class Stopwatch:
     """Seconds spent, by what they were spent on: each second has a name, so together they are the whole.
 
-    A block inside another one takes its time from it; what lies outside of all blocks is `other`. Threads may add
-    what they did meanwhile.
+    A block inside another one takes its time from it. What comes before the first block is `prepare`, and what lies
+    outside of all blocks later is `other`. Threads may add what they did meanwhile.
     """
 
     def __init__(self) -> None:
         """Begin to count."""
         self.seconds: dict[str, float] = {}
         self._began = self._since = time.perf_counter()
-        self._names = ["other"]
+        self._names = ["prepare"]
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         """Add the time inside the block to `name`."""
         self._count()
+        self._names[0] = "other"
         self._names.append(name)
         try:
             yield

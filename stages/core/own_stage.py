@@ -48,15 +48,18 @@ def run_own(
         for index, part in enumerate(made.parts):
             if out.has_part(index):
                 continue
-            table = read_part(source / part.name, part.digest)
+            with watch("read"):
+                table = read_part(source / part.name, part.digest)
             with watch("work"), plugin_errors(f"stage `{stage.name}`"):
                 left, dropped = stage.run(table, config)  # type: ignore[operator]
                 _check_account(stage, table, left, dropped)
-            check(left, stage.table)
-            metadata = {**(left.schema.metadata or {}), DROPPED: json.dumps(dict(sorted(dropped.items()))).encode()}
-            out.write_part(index, left.replace_schema_metadata(metadata))
-        facts = {**made.facts, PASSES_ON: stage.table}
-        manifest = out.finish(rows_in=made.rows_out, facts=facts)
+            with watch("check"):
+                check(left, stage.table)
+            with watch("write"):
+                metadata = {**(left.schema.metadata or {}), DROPPED: json.dumps(dict(sorted(dropped.items()))).encode()}
+                out.write_part(index, left.replace_schema_metadata(metadata))
+        with watch("write"):
+            manifest = out.finish(rows_in=made.rows_out, facts={**made.facts, PASSES_ON: stage.table})
     counts = {f"{stage.name}/dropped/{reason}": count for reason, count in manifest.dropped.items()}
     log.write(stage.name, {f"{stage.name}/rows": manifest.rows_out, **counts, **watch.timings()})
     return manifest

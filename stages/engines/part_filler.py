@@ -227,15 +227,20 @@ def run_parts(
         ]
         for index, tasks in parts.items()
     }  # fmt: skip
+
+    def rows_of(attempts: Sequence[Attempt]) -> list[Trajectory]:
+        with watch("rows"):
+            return [row for attempt in attempts for row in attempt.rows()]
+
     threads = threads_for(environment, config.concurrency)
     if isinstance(engine, AsyncEngine):
         names = list(begins)
         for place, attempts in play_concurrently(list(begins.values()), engine, sampling, watch, threads=threads):
-            yield names[place], [row for attempt in attempts for row in attempt.rows()]
+            yield names[place], rows_of(attempts)
         return
     starting, stepping = AtOnce(threads), AtOnce(threads)
     for index, begin in begins.items():
         with watch("env"):
             attempts = starting.map(lambda make: make(), begin)
         play(attempts, engine, sampling, watch, stepping)
-        yield index, [row for attempt in attempts for row in attempt.rows()]
+        yield index, rows_of(attempts)

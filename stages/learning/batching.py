@@ -4,9 +4,10 @@ Index t of a row's tensors holds the values of token t + 1, which the model pred
 tokens 0..t; prompts and observed tokens are masked out.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -42,8 +43,8 @@ class Sequences:
     values: list[np.ndarray | None]
     weights: list[np.ndarray | None]
     """What each token's loss is multiplied by; None: 1."""
-    marked: list[np.ndarray | None] | None = None
-    """1 on response tokens that the algorithm treats apart; None: on none."""
+    marked: Mapping[int, np.ndarray | None] = field(default_factory=dict)
+    """Of some rows by number: 1 on response tokens that the algorithm treats apart; None: on none."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
@@ -64,9 +65,9 @@ class Sequences:
         return [int((mask != 0).sum()) for mask in self.loss_mask]
 
     def take(self, rows: Sequence[int]) -> "Sequences":
-        """Return these rows."""
-        columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Sequences(**{name: column and [column[row] for row in rows] for name, column in columns.items()})
+        """Return these rows, without marks."""
+        names = [of.name for of in fields(self) if of.name != "marked"]
+        return replace(self, **{name: [getattr(self, name)[row] for row in rows] for name in names}, marked={})
 
 
 def read_sequences(table: pa.Table) -> Sequences:
@@ -78,7 +79,7 @@ def read_sequences(table: pa.Table) -> Sequences:
     def filled(name: str) -> list[np.ndarray]:
         return [np.zeros(0, np.int32) if row is None else row for row in column(name)]
 
-    per_token = {name: column(name) for name in PER_TOKEN}
+    per_token: dict[str, Any] = {name: column(name) for name in PER_TOKEN}
     per_token["old_logprobs"] = old_or_sampler_s(per_token["old_logprobs"], per_token["rollout_logprobs"])
     return Sequences(
         table.column("group_id").to_pylist(),
@@ -109,9 +110,8 @@ def one_temperature(table: pa.Table) -> float:
 
 
 def with_marks(sequences: Sequences, rows: Sequence[int], marked: Sequence[np.ndarray | None]) -> Sequences:
-    """Return the rows with the marks of some of them."""
-    by_row = dict(zip(rows, marked, strict=True))
-    return replace(sequences, marked=[by_row.get(row) for row in range(len(sequences))])
+    """Return the rows with the marks of some of them, which costs nothing for the others."""
+    return replace(sequences, marked=dict(zip(rows, marked, strict=True)))
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int, *, packed: bool = False) -> list[list[int]]:
@@ -192,8 +192,8 @@ def collate(
         sampled = sequences.loss_mask[row] != 0
         columns = [getattr(sequences, name)[row] for name in PER_TOKEN]
         weights = sequences.weights[row]
-        marked = None if sequences.marked is None else sequences.marked[row]
-        for place, values in enumerate((sampled, *columns, sampled if weights is None else weights, marked)):
+        weights, marked = sampled if weights is None else weights, sequences.marked.get(row)
+        for place, values in enumerate((sampled, *columns, weights, marked)):
             if values is not None:
                 # What stands on observed tokens, NaN in rollout_logprobs, never gets into a tensor.
                 per_token[place, index, start:length] = np.where(sampled, values, 0)
@@ -247,7 +247,7 @@ def collate_all(
             taken = [rows[tree.order[place]] for place in batch]
             yield collate(sequences, taken, device, packed=True, shared=tree.shared_in(batch)) if batch else None
         return
-    all_lengths = sequences.lengths
-    lengths = [all_lengths[row] for row in rows]
+    # Of these rows alone: each mini-batch may bring marks, and with them sequences that have counted nothing yet.
+    lengths = [len(sequences.prompt_ids[row]) + len(sequences.response_ids[row]) for row in rows]
     for batch in share_out(micro_batches(lengths, max_tokens, packed=packed), lengths, world):
         yield collate(sequences, [rows[index] for index in batch], device, packed=packed) if batch else None

@@ -6,9 +6,11 @@ gradients are added up in float32.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from nanoskyrl.stages.core.errors import SettingsError, told_as
 from nanoskyrl.stages.learning.train_config import OptimizerConfig
@@ -73,8 +75,6 @@ def make_optimizer(parameters: Sequence[Any], lr: float, config: OptimizerConfig
     Raises:
         SettingsError: there is no such schedule, or the 8-bit optimizer is not installed.
     """
-    from transformers import get_scheduler
-
     given: dict[str, Any] = {"lr": lr, "betas": config.adam_betas, "weight_decay": config.weight_decay}
     if config.optimizer == "adamw_8bit":
         check_bitsandbytes("optimizer = adamw_8bit")
@@ -84,6 +84,10 @@ def make_optimizer(parameters: Sequence[Any], lr: float, config: OptimizerConfig
     else:
         # One kernel for all weights; on a CPU the plain loop is as fast, and its bytes are known.
         optimizer = torch.optim.AdamW(parameters, fused=parameters[0].is_cuda or None, **given)
+    if config.lr_scheduler == "constant_with_warmup":
+        return optimizer, LambdaLR(optimizer, partial(_warmed_up, steps=config.lr_warmup_steps))
+    from transformers import get_scheduler  # it imports the trainer and, where it is installed, bitsandbytes: seconds
+
     with told_as(
         SettingsError,
         f"`train.lr_scheduler` {config.lr_scheduler!r}",
@@ -97,6 +101,11 @@ def make_optimizer(parameters: Sequence[Any], lr: float, config: OptimizerConfig
             num_training_steps=config.lr_decay_steps,
         )
     return optimizer, scheduler
+
+
+def _warmed_up(step: int, *, steps: int) -> float:
+    """Return the share of the peak rate at a step of transformers' `constant_with_warmup`."""
+    return min(1.0, step / max(1, steps)) if steps else 1.0
 
 
 def check_bitsandbytes(setting: str) -> None:

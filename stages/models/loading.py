@@ -3,6 +3,7 @@
 An adapter is loaded on its base, which may be held in 4 bits.
 """
 
+import gc
 import logging
 import warnings
 from collections.abc import Iterable
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
 # Whoever imports it, peft too, would read which kernels it does not find on a CPU.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
+GARBAGE = (700, 10, 10)
+"""Python's own thresholds of its collector, which the command `skyrl` raises while it imports."""
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -81,6 +85,8 @@ def load_model(path: Path, *, dtype: "torch.dtype", device: str, quantization: s
 
         with read_errors(f"the adapter `{path}`", "Check its config and weights, and that it belongs to this base"):
             model = PeftModel.from_pretrained(model, str(path), is_trainable=True, autocast_adapter_dtype=False)
+    if device != "cpu":
+        gc.set_threshold(*GARBAGE)  # memory of a GPU that cycles hold cannot wait as long
     return model if quantization else cast(Any, model).to(device)
 
 

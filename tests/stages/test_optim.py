@@ -12,7 +12,7 @@ from peft import PeftModel
 from running import SMALL, skyrl
 from tiny_models import rows
 from tolerances import LOGITS, PASS, assert_close
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, get_scheduler
 
 from nanoskyrl.algos.off_policy import OffPolicyConfig
 from nanoskyrl.stages.core.config import merge
@@ -54,6 +54,20 @@ def test_gradients_of_micro_batches_add_up_in_float32():
         weight.grad = torch.ones_like(weight)
         masters.take_gradients()
     assert masters.stepped[0].grad.item() == 300  # in bfloat16 it would stay at 256
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 7])
+def test_the_default_schedule_is_that_of_transformers(warmup):
+    _, scheduler = make_optimizer([torch.nn.Parameter(torch.ones(1))], 0.1, OptimizerConfig(lr_warmup_steps=warmup))
+    theirs = get_scheduler(
+        "constant_with_warmup", torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=0.1), num_warmup_steps=warmup
+    )
+    for _ in range(10):
+        # Rates, and what is written of them into a state, to the last bit.
+        assert scheduler.state_dict() == theirs.state_dict()
+        for each in (scheduler, theirs):
+            each.optimizer.step()
+            each.step()
 
 
 def stepped(learner):
@@ -308,6 +322,13 @@ def test_a_tracker_that_is_not_known_or_not_installed_is_refused(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "wandb" else real(name, *rest))
     with pytest.raises(SettingsError, match="tracker wandb is not installed"):
         LoopConfig(trackers=("wandb",))
+
+
+def test_the_default_schedule_imports_no_trainer():
+    code = "import sys, torch; from nanoskyrl.stages.learning.optim import OptimizerConfig, make_optimizer;"
+    code += "make_optimizer([torch.nn.Parameter(torch.ones(1))], 0.1, OptimizerConfig());"
+    code += "print('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_reading_settings_loads_no_torch():

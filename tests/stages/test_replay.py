@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from killing import FORKS, kill_at
-from running import SMALL, as_flags, same_bytes, skyrl_here
+from running import SMALL, as_flags, manifests, same_bytes, skyrl_here
 
 from nanoskyrl.stages.core.config import merge
 from nanoskyrl.stages.core.errors import InputError
@@ -19,7 +19,10 @@ from nanoskyrl.stages.looking.verify import verify
 from nanoskyrl.stages.running.loop import loop
 from nanoskyrl.stages.running.session import Session
 
-EVERY_2 = merge(SMALL, {"loop": {"steps": 4, "keep_states": 0}, "train": {"state_every": 2}})
+
+def state_every(count):
+    """Return settings under which every so many steps a state is written, the second of them at the last."""
+    return merge(SMALL, {"loop": {"steps": 2 * count, "keep_states": 0}, "train": {"state_every": count}})
 
 
 def states(run, steps):
@@ -47,22 +50,25 @@ def _kill_after_one(arguments):
     raise SystemExit(run(arguments))
 
 
-def test_killed_between_two_states_and_in_mid_replay_a_run_ends_with_the_bytes_of_an_unbroken_one(tmp_path):
-    whole, broken = Run(tmp_path / "whole"), Run(tmp_path / "broken")
-    loop(whole, EVERY_2)
-    assert states(whole, 4) == [False, True, False, True]
-    command = ["loop", "--run", broken.root, *as_flags(EVERY_2)]
-    assert kill_at("score", 13, command) == -signal.SIGKILL  # four files a step
-    assert is_finished(broken.stage(2, "sync"))
-    assert states(broken, 3) == [False, True, False]
-    assert killed_in_mid_replay(command) == -signal.SIGKILL
-    assert not is_finished(broken.stage(3, "train"))
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_killed_between_two_states_and_in_mid_replay_a_run_ends_with_the_bytes_of_an_unbroken_one(count, tmp_path):
+    whole, broken, last = Run(tmp_path / "whole"), Run(tmp_path / "broken"), 2 * count - 1
+    loop(whole, state_every(count))
+    written = [*[False] * (count - 1), True] * 2
+    assert states(whole, 2 * count) == written
+    command = ["loop", "--run", broken.root, *as_flags(state_every(count))]
+    assert kill_at("score", 4 * last + 1, command) == -signal.SIGKILL  # four files a step
+    assert is_finished(broken.stage(last - 1, "sync"))
+    assert states(broken, last) == written[:-1]
+    assert killed_in_mid_replay(command) == -signal.SIGKILL  # one of the updates was made again
+    assert not is_finished(broken.stage(last, "train"))
     done = skyrl_here(*command)
     assert done.returncode == 0, done.stderr
+    assert manifests(whole.root) == manifests(broken.root)
     assert same_bytes(whole.root, broken.root) == []
-    assert state_bytes(whole, 3) == state_bytes(broken, 3)
-    replayed = [latest(read_metrics(run.metrics), "train")[3].get("train/replayed_updates") for run in (whole, broken)]
-    assert replayed == [None, 1]
+    assert state_bytes(whole, last) == state_bytes(broken, last)
+    lines = [latest(read_metrics(run.metrics), "train")[last] for run in (whole, broken)]
+    assert [line.get("train/replayed_updates") for line in lines] == [None, count - 1]
 
 
 def killed_over_a_state(number, arguments):
@@ -144,7 +150,7 @@ def test_by_hand_under_rates_that_change_the_state_is_that_of_one_who_wrote_them
 
 def test_the_newest_states_that_were_written_are_kept(tmp_path):
     run = Run(tmp_path / "run")
-    session = Session(run, EVERY_2)
+    session = Session(run, state_every(2))
     for step in range(6):
         (run.stage(step, "train") / "state").mkdir(parents=True) if step % 2 else None
         session.prune(step, 2)

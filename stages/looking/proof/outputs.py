@@ -86,8 +86,15 @@ def _names(folder: Path) -> set[str]:
     return names - aside
 
 
-def read_rows(folder: Path, manifest: Manifest, findings: Findings) -> pa.Table | None:
-    """Return the rows of an output, after comparing them with what its manifest counts; None: they cannot be read."""
+def read_rows(folder: Path, manifest: Manifest, findings: Findings, *, whole: bool = True) -> pa.Table | None:
+    """Return the rows of an output, after comparing them with what its manifest counts; None: they cannot be read.
+
+    Args:
+        folder: Where they lie.
+        manifest: Its own.
+        findings: Where what is wrong goes.
+        whole: Whether all columns are wanted, and not their trajectories alone.
+    """
     tables, counts = [], Counter()
     columns = manifest.facts.get(PASSES_ON, manifest.stage)
     count = COUNTS.get(manifest.stage) or (dropped_rows if columns != manifest.stage else lambda table: {})
@@ -104,7 +111,7 @@ def read_rows(folder: Path, manifest: Manifest, findings: Findings) -> pa.Table 
         rows = table.num_rows
         findings.expect("counts", rows == part.rows, f"{path} has {rows} rows, and its manifest says {part.rows}")
         counts.update(count(table))
-        tables.append(table)
+        tables.append(table if whole else table.select(["trajectory_id"]))
     table = pa.concat_tables(tables) if tables else None
     rows = table.num_rows if table is not None else 0
     facts = {"rows_out": (rows, manifest.rows_out), "dropped": (dict(counts), manifest.dropped)}
