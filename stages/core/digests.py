@@ -6,7 +6,6 @@ belongs to, so it depends on nothing that happened before it.
 
 import json
 import os
-from functools import lru_cache
 from pathlib import Path, PosixPath, WindowsPath
 from typing import Any
 
@@ -47,7 +46,11 @@ def ukey(file: Path) -> str:
     return str(remote.fs.ukey(remote.path))
 
 
+KNOWN = 4096
+"""Digests of local files that are kept."""
 _known: dict[tuple[str, str], str] = {}
+_local: dict[tuple[int, int, int, int], str] = {}
+"""By what a file is, whatever its name: a hard link, or one with a new name, is the same file."""
 
 
 def know_digest(file: Path, digest: str) -> None:
@@ -63,12 +66,12 @@ def cached_digest(file: Path) -> str:
             _known[key] = digest_file(file)
         return _known[key]
     found = file.stat()
-    return _digest_of(file, found.st_size, found.st_mtime_ns, found.st_ino)
-
-
-@lru_cache(maxsize=1024)
-def _digest_of(path: Path, size: int, changed: int, inode: int) -> str:
-    return digest_file(path)
+    key = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    if key not in _local:
+        if len(_local) >= KNOWN:
+            _local.clear()
+        _local[key] = digest_file(file)
+    return _local[key]
 
 
 def digest_path(path: Path) -> str:

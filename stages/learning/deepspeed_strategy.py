@@ -4,19 +4,20 @@ The methods are those of `PlainStrategy`. DeepSpeed keeps float32 copies and cli
 and has a checkpoint of its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from nanoskyrl.stages.core.errors import EngineError
+from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.learning.optim import make_optimizer, use_settings
 from nanoskyrl.stages.learning.state_files import StateFiles
 from nanoskyrl.stages.learning.stepping import StepResult
-from nanoskyrl.stages.learning.train_config import OptimizerConfig
+from nanoskyrl.stages.learning.train_config import ZERO_BUCKET, OptimizerConfig
+from nanoskyrl.stages.models.write_policy import on_host
 
 TAG = "deepspeed"
 """Name of the checkpoint inside a state."""
@@ -74,21 +75,15 @@ class DeepSpeedStrategy:
             return None
         from deepspeed.runtime.zero import GatheredParameters
 
-        found, copies = dict[str, Tensor](), dict[int, Tensor]()
-        for place, module in self._engine.module.model.named_modules():
-            own = dict(module.named_parameters(recurse=False))
-            with GatheredParameters(list(own.values()), modifier_rank=0):  # else they would stay whole afterwards
+        found: dict[str, Tensor] = {}
+        names: dict[str, Any] = self._engine.module.model.state_dict(keep_vars=True)
+        of_each = grouped((id(value), name) for name, value in names.items())
+        for values in _in_buckets({id(value): value for value in names.values()}):
+            with GatheredParameters([value for value in values if hasattr(value, "ds_id")], modifier_rank=0):
                 if self._accelerator.is_main_process:
-                    kept = module.state_dict(keep_vars=True)
-                    own |= {name: value for name, value in module.named_buffers(recurse=False) if name in kept}
-                    for name, value in own.items():
-                        if id(value) not in copies:  # one tensor under two names is written once
-                            # Into pinned memory, which torch keeps for the next time: all are waited for below.
-                            copies[id(value)] = value.detach().to("cpu", non_blocking=True, copy=True)
-                        found[f"{place}.{name}".lstrip(".")] = copies[id(value)]
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return found
+                    copies = on_host({of_each[id(value)][0]: value for value in values})
+                    found |= {name: copy for first, copy in copies.items() for name in of_each[id(names[first])]}
+        return {name: found[name] for name in names if name in found}
 
     def save_state(self, files: StateFiles) -> dict[str, Any]:
         """Have DeepSpeed's checkpoint written among a state's files; return what `load_state` takes beside it."""
@@ -115,3 +110,16 @@ class DeepSpeedStrategy:
             raise FileNotFoundError(state)
         self._scheduler.load_state_dict(saved["scheduler"])
         use_settings(self._scheduler, self._lr, self._config)
+
+
+def _in_buckets(values: Mapping[int, Any]) -> Iterator[list[Any]]:
+    """Yield weights, shared ones once, as many at a time as DeepSpeed exchanges."""
+    bucket, size = list[Any](), 0
+    for value in values.values():
+        bucket.append(value)
+        size += getattr(value, "ds_numel", value.numel())
+        if size >= ZERO_BUCKET:
+            yield bucket
+            bucket, size = [], 0
+    if bucket:
+        yield bucket

@@ -6,6 +6,7 @@ policy and state asked for, so a live learner and a fresh one end with the same 
 
 import contextlib
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -62,6 +63,8 @@ DEFAULT_LR = {"full_small": 2e-4, "full": 1e-6, "lora": 1e-4}
 CRITIC_LR_FACTOR = 5
 """A critic of its own starts from nothing, and learns by regression: it can go faster than the policy."""
 CANARY_TOKENS = 256
+PINNED = "pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
+"""Read by torch when it first allocates."""
 END: Any = object()
 
 
@@ -84,6 +87,9 @@ class Learner:
         """Of the loop that it stays up for: whether compiling is worth its time."""
         self.world = join(pick_device(config.device))
         self.device = device_of(pick_device(config.device))
+        if self.device.startswith("cuda"):
+            # Pinned memory, which policies and states pass through, is made by 8 threads instead of one.
+            os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", PINNED)
         self.model: Any = None
         self.packed = self.shares = False
         """Whether rows are laid end to end, and whether prefixes that they share are computed once."""

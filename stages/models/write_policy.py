@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import modeling_utils
 
+from nanoskyrl.stages.core.digests import cached_digest
 from nanoskyrl.stages.core.storage import TEMPORARY, as_usual, link_or_copy, make_directory, write_errors
 from nanoskyrl.stages.models.critic import Critic, save_critic
 from nanoskyrl.stages.models.policy import POLICY_JSON, is_weights, policy_files
@@ -80,7 +81,7 @@ def _save_in_shards(model: Any, directory: str, **settings: Any) -> None:
         settings["state_dict"] = on_host(model.state_dict(keep_vars=True))
     real, writes = modeling_utils.safe_save_file, list[Future[None]]()
     with ThreadPoolExecutor(thread_name_prefix="shards") as pool:
-        modeling_utils.safe_save_file = lambda *args, **more: writes.append(pool.submit(real, *args, **more))
+        modeling_utils.safe_save_file = lambda *args, **more: writes.append(pool.submit(_save, real, *args, **more))
         try:
             model.save_pretrained(directory, max_shard_size=SHARD_BYTES, **settings)
         finally:
@@ -89,8 +90,17 @@ def _save_in_shards(model: Any, directory: str, **settings: Any) -> None:
         write.result()
 
 
+def _save(save: Callable[..., None], tensors: Mapping[str, Tensor], file: str, **more: Any) -> None:
+    save(tensors, file, **more)
+    cached_digest(Path(file))  # while others are written
+
+
 def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies of a GPU's tensors in pinned memory, which torch keeps for the next time; shared ones stay shared."""
-    copies = {id(value): value.detach().to("cpu", non_blocking=True) for value in tensors.values()}
-    torch.cuda.synchronize()
+    """Return copies of tensors in the host's memory; of one that has two names, one.
+
+    A GPU's come into pinned memory, which torch keeps for the next time.
+    """
+    copies = {id(value): value.detach().to("cpu", non_blocking=True, copy=True) for value in tensors.values()}
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     return {name: copies[id(value)] for name, value in tensors.items()}
