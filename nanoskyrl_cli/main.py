@@ -5,6 +5,7 @@ Nothing imported here, or by the modules of single commands, loads torch or tran
 """
 
 import dataclasses
+import gc
 import importlib
 import io
 import os
@@ -33,6 +34,8 @@ from nanoskyrl_cli.options import say, stdout_for_data
 
 TRACEBACK = "SKYRL_TRACEBACK"
 """Set in the environment, errors keep their traceback: for those who write plug-ins."""
+GARBAGE = 10_000
+"""New objects after which those that hold each other are looked for: more than the rows of a part are made of."""
 OUT_OF_MEMORY = (
     "Lower `train.max_tokens_per_micro_batch`, or what is sampled at once; `skyrl plan` says what each stage needs"
 )
@@ -329,6 +332,7 @@ def _usage_error(error: Exception) -> int:
 
 def main() -> NoReturn:
     """Entry point of the command `skyrl`."""
+    gc.set_threshold(GARBAGE)
     try:
         sys.exit(run())
     except Exception:

@@ -36,7 +36,7 @@ def verify(place: Path, *, rerun: "Rerun | None" = None) -> Findings:
     if is_finished(place):
         if (manifest := check_output(place, findings)) is not None:
             note_origin(place, manifest, findings)
-            read_rows(place, manifest, findings)
+            read_rows(place, manifest, findings, keep=False)
         if rerun is not None:
             _make_one_again(place, rerun, findings)
         return findings

@@ -171,7 +171,7 @@ class RunChain:
         beside = self.beside.get(step, {})
         for stage, manifest in beside.items():
             folder, parent = self.run.stage(step, stage), parent_of(manifest)
-            read_rows(folder, manifest, self.findings)
+            read_rows(folder, manifest, self.findings, keep=False)
             sources = [held.digest for name, held in (made | beside).items() if name.split("-")[0] == parent]
             self._expect(
                 parent is not None and manifest.inputs.get(parent) in sources,

@@ -1,11 +1,15 @@
 """One output against its own manifest: every file, every row that a number counts, an evaluation's numbers, itself."""
 
+# pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from nanoskyrl.eval.metrics import summarize
 from nanoskyrl.stages.core.errors import InputError
@@ -86,9 +90,19 @@ def _names(folder: Path) -> set[str]:
     return names - aside
 
 
-def read_rows(folder: Path, manifest: Manifest, findings: Findings) -> pa.Table | None:
-    """Return the rows of an output, after comparing them with what its manifest counts; None: they cannot be read."""
-    tables, counts = [], Counter()
+def read_rows(folder: Path, manifest: Manifest, findings: Findings, *, keep: bool = True) -> pa.Table | None:
+    """Compare the rows of an output with what its manifest counts, a part at a time.
+
+    Args:
+        folder: The output.
+        manifest: Its own.
+        findings: Where it is noted.
+        keep: Whether the rows are asked for.
+
+    Returns:
+        The rows, if they are asked for and can be read.
+    """
+    tables, ids, found, counts = [], [], 0, Counter()
     columns = manifest.facts.get(PASSES_ON, manifest.stage)
     count = COUNTS.get(manifest.stage) or (dropped_rows if columns != manifest.stage else lambda table: {})
     for part in manifest.parts:
@@ -104,15 +118,18 @@ def read_rows(folder: Path, manifest: Manifest, findings: Findings) -> pa.Table 
         rows = table.num_rows
         findings.expect("counts", rows == part.rows, f"{path} has {rows} rows, and its manifest says {part.rows}")
         counts.update(count(table))
-        tables.append(table)
-    table = pa.concat_tables(tables) if tables else None
-    rows = table.num_rows if table is not None else 0
-    facts = {"rows_out": (rows, manifest.rows_out), "dropped": (dict(counts), manifest.dropped)}
-    if manifest.stage in ("rollout", "eval") and table is not None:
-        facts["rows_in"] = (len(set(table.column("trajectory_id").to_pylist())), manifest.rows_in)
-    for name, (found, said) in facts.items():
-        findings.expect("counts", found == said, f"{folder}: its rows give `{name}` {found}, its manifest {said}")
-    return table
+        found += rows
+        if manifest.stage in ("rollout", "eval"):
+            ids += table.column("trajectory_id").chunks
+        if keep:
+            tables.append(table)
+    facts = {"rows_out": (found, manifest.rows_out), "dropped": (dict(counts), manifest.dropped)}
+    if manifest.stage in ("rollout", "eval") and manifest.parts:
+        attempts = pc.count_distinct(pa.chunked_array(ids, pa.string())).as_py()
+        facts["rows_in"] = (attempts, manifest.rows_in)
+    for name, (given, said) in facts.items():
+        findings.expect("counts", given == said, f"{folder}: its rows give `{name}` {given}, its manifest {said}")
+    return pa.concat_tables(tables) if tables else None
 
 
 def check_numbers_of(folder: Path, manifest: Manifest, table: pa.Table, findings: Findings) -> None:
