@@ -3,9 +3,11 @@
 # pyarrow makes the functions of pyarrow.compute at import, where a type checker cannot see them.
 # pyright: reportAttributeAccessIssue=false
 
+import copyreg
 import dataclasses
 import json
 import marshal
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -35,6 +37,8 @@ from nanoskyrl.stages.core.trajectory import (
 
 JSON_COLUMNS = {"messages": "[]", "metadata": "{}", "reward_parts": "{}"}
 """Columns that hold JSON, and what stands for a null."""
+PIECE = 64
+"""Rows of a table that are pickled together."""
 TURN_FIELDS = [field.name for field in TURN_TYPE]
 DEFAULTS = {
     f.name: None if f.default is f.default_factory is dataclasses.MISSING
@@ -205,7 +209,7 @@ class BrokenRow(InputError):
 
 
 class StoredTrajectory(Trajectory):
-    """A row of a table; copies of it, changed or pickled, hold their fields themselves."""
+    """A row of a table; changed copies of it hold their fields themselves."""
 
     __slots__ = ("_index", "_rows")
 
@@ -217,6 +221,13 @@ class StoredTrajectory(Trajectory):
         value = (rows.columns.get(name) or rows.column(name))[self._index]
         object.__setattr__(self, name, value)
         return value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as a row of a piece of the table, which is pickled once for all its rows."""
+        rows = getattr(self, "_rows", None)
+        if rows is None:
+            return copyreg.__newobj__, (type(self),), self.__getstate__()  # pyright: ignore[reportAttributeAccessIssue]
+        return operator.getitem, (rows.piece(self._index // PIECE), self._index % PIECE)
 
     @property
     def last_action(self) -> str:
@@ -233,6 +244,24 @@ class StoredRows(Sequence[Trajectory]):
         self._table, self._count = table, table.num_rows
         self.columns: dict[str, Any] = {}
         """Those that were made; nothing that is false."""
+        self._pieces: dict[int, StoredRows] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the table as bytes of its own rows alone, which a slice's buffers are not."""
+        return _unpickled, (self._bytes,)
+
+    @cached_property
+    def _bytes(self) -> bytes:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self._table.schema) as stream:
+            stream.write_table(self._table)
+        return sink.getvalue().to_pybytes()
+
+    def piece(self, place: int) -> "StoredRows":
+        """Return the rows of a piece of the table."""
+        if place not in self._pieces:
+            self._pieces[place] = StoredRows(self._table.slice(place * PIECE, PIECE))
+        return self._pieces[place]
 
     def __len__(self) -> int:
         """Count the rows."""
@@ -274,6 +303,11 @@ class StoredRows(Sequence[Trajectory]):
                 made = ["" if value is None else value for value in made]
         self.columns[name] = made
         return made
+
+
+def _unpickled(data: bytes) -> StoredRows:
+    with pa.ipc.open_stream(data) as stream:
+        return StoredRows(stream.read_all())
 
 
 class _Json:

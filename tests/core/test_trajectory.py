@@ -249,6 +249,17 @@ def test_the_last_action_is_that_of_the_last_turn():
     } == {""}
 
 
+def test_rows_that_are_pickled_together_hold_their_fields_and_travel_as_few_bytes():
+    rows = [trajectory(trajectory_id=f"t{i}", metadata={"n": i}) for i in range(200)]
+    table = pa.concat_tables([to_table(rows[:150]), to_table(rows[150:])])
+    data = pickle.dumps(list(from_table(table.slice(60, 70))))
+    assert_same_rows(pickle.loads(data), rows[60:130])
+    assert len(pickle.dumps(next(from_table(table)))) < 64 * 2000  # a piece, and not the table
+    assert len(data) < 2.5 * len(pickle.dumps(next(from_table(table.slice(60, 70)))))
+    again = pickle.loads(pickle.dumps(pickle.loads(data)[65]))
+    assert_same_rows([again], [rows[125]])
+
+
 def test_equal_values_have_one_text_and_numbers_that_compare_equal_keep_theirs():
     values = [{"a": value} for value in (0.0, -0.0, 0, False, 1, 1.0, True, None, float("nan"), "\ud800", "é")] * 2
     assert texts_of(values) == [to_json(value) for value in values]
