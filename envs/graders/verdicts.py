@@ -99,8 +99,10 @@ def judge(table: pa.Table, scorer: Scorer, threads: int = 1, kept: Verdicts | No
 
     def whole(name: str) -> Trajectory:
         """Return a trajectory: its last row, with the turns of all."""
-        last, steps = rows[places[name]], several.get(name, ())
-        return last if len(steps) < 2 else replace(last, turns=[turn for step in steps for turn in rows[step].turns])
+        last = rows[places[name]]
+        if len(steps := several[name] if several else ()) < 2:
+            return last
+        return replace(last, turns=[turn for step in steps for turn in rows[step].turns])
 
     left = [name for name, place in places.items() if name not in kept and statuses[place] != "failed"]
     if isinstance(scorer, Weighted):

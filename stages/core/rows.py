@@ -215,7 +215,7 @@ class StoredTrajectory(Trajectory):
 
     def __getattr__(self, name: str) -> Any:
         """Read a field that was not read yet."""
-        if name.startswith("_"):
+        if name == "_rows":  # of a copy, which has its fields
             raise AttributeError(name)
         rows = self._rows
         value = (rows.columns.get(name) or rows.column(name))[self._index]
@@ -386,6 +386,11 @@ def words_in(column: pa.ChunkedArray) -> list[str]:
     encoded = one_chunk(column).dictionary_encode()
     words = encoded.dictionary.to_pylist()
     return [words[code] for code in encoded.indices.to_pylist()]
+
+
+def rows_where(table: pa.Table, flags: pa.ChunkedArray) -> pa.Table:
+    """Return the rows whose flag is true: mostly all, and then the table itself."""
+    return table if pc.all(flags, skip_nulls=False).as_py() else table.filter(flags)
 
 
 def counts_in(column: pa.ChunkedArray) -> dict[Any, int]:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from nanoskyrl.algos.shaping import has_spread
 from nanoskyrl.stages.core.metrics import Value, grouped, mean, variance
-from nanoskyrl.stages.core.rows import counts_in, words_in
+from nanoskyrl.stages.core.rows import counts_in, rows_where, words_in
 
 SUMMARY_COLUMNS = ("is_last_step", "score_status", "sample", "env", "reward", "reward_parts", "success", "group_id")
 
@@ -24,11 +24,11 @@ def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:
     statuses, texts, envs = Counter[str](), Counter[str](), Counter[str]()
     size, rows = 1, _Rows([], [], [], [])
     for table in tables:
-        last = table.select(SUMMARY_COLUMNS).filter(table.column("is_last_step"))
+        last = rows_where(table.select(SUMMARY_COLUMNS), table.column("is_last_step"))
         statuses.update(counts_in(last.column("score_status")))
         envs.update(counts_in(last.column("env")))
         size = max(size, 1 + (pc.max(last.column("sample")).as_py() or 0))
-        known = last.filter(pc.is_valid(last.column("reward")))
+        known = rows_where(last, pc.is_valid(last.column("reward")))
         texts.update(counts_in(known.column("reward_parts")))
         rows.envs.extend(words_in(known.column("env")))
         rows.groups.extend(words_in(known.column("group_id")))
