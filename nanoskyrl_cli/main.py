@@ -330,7 +330,8 @@ def _usage_error(error: Exception) -> int:
 
 def main() -> NoReturn:
     """Entry point of the command `skyrl`."""
-    # Imports make a million objects that stay, and looking through them after each 700 took a second of a loop's start.
+    # Imports make a million objects that stay, and rows of a part many that go: looking through them after each 700
+    # took a second of a loop's start.
     gc.set_threshold(50_000)
     try:
         sys.exit(run())

@@ -43,7 +43,7 @@ from nanoskyrl.stages.core.executor import Executor, Job, Maker
 from nanoskyrl.stages.core.manifest import NUMBERS, Head, Manifest, Part, first_difference, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value, finite
 from nanoskyrl.stages.core.output import Written, commit_part, open_output
-from nanoskyrl.stages.core.rows import counts_in, from_table, to_json
+from nanoskyrl.stages.core.rows import counts_in, texts_of, to_json
 from nanoskyrl.stages.core.shards import part_name, read_checked, read_part, read_parts
 from nanoskyrl.stages.core.storage import make_directory, write_whole
 from nanoskyrl.stages.core.table_checks import check
@@ -236,6 +236,8 @@ def why_unjudged(reasons: Counter[str]) -> dict[str, Any]:
 
 def _reasons(table: pa.Table) -> Iterator[str]:
     """Yield why each trajectory of a scored table has no verdict, where that is so."""
+    if not table.column("reward").null_count:
+        return
     without = pc.and_(table.column("is_last_step"), pc.is_in(table.column("score_status"), pa.array(UNJUDGED)))
     for parts in table.column("reward_parts").filter(without).to_pylist():
         yield from (name.removeprefix(ERROR) for name in json.loads(parts) if ERROR in name)
@@ -243,20 +245,20 @@ def _reasons(table: pa.Table) -> Iterator[str]:
 
 def groups_with_signal(rollout: Path, index: int, scorer: Scorer, threads: int) -> int:
     """Return how many groups of a part of a rollout have spread; a judge's verdicts are kept beside it for `score`."""
-    rows = list(from_table(read_part(rollout / part_name(index))))
+    table = read_part(rollout / part_name(index))
     kept = _kept_verdicts(rollout, index)
     waits = isinstance(scorer, Weighted) and scorer.waits
-    verdicts = judge(rows, scorer, threads, kept)
+    verdicts = judge(table, scorer, threads, kept)
     if waits and verdicts.keys() - kept.keys():
         lines = [
             {"trajectory_id": name, "status": status, **asdict(verdict)} for name, (verdict, status) in verdicts.items()
         ]
         make_directory(rollout / VERDICTS)
         write_whole(rollout / VERDICTS / f"{index:05d}.json", to_json(lines).encode())
-    last = [row for row in rows if row.is_last_step]
-    found = (verdicts[row.trajectory_id][0] for row in last)
+    last = table.filter(table.column("is_last_step"))
+    found = (verdicts[name][0] for name in last.column("trajectory_id").to_pylist())
     metrics = [None if verdict.reward is None else metric_of(verdict.success, verdict.reward) for verdict in found]
-    return len(groups_with_spread([row.group_id for row in last], metrics))
+    return len(groups_with_spread(last.column("group_id").to_pylist(), metrics))
 
 
 def _kept(rollout: Path, index: int, sampled_by: bool) -> Verdicts:
@@ -324,11 +326,11 @@ def scoring(
 
 def score_table(table: pa.Table, scorer: Scorer, threads: int = 1, kept: Verdicts | None = None) -> pa.Table:
     """Return a rollout's table, checked before, with the columns of `score`; a kept verdict is not given again."""
-    verdicts = judge(from_table(table), scorer, threads, kept)
+    verdicts = judge(table, scorer, threads, kept)
     rows = [verdicts[trajectory_id] for trajectory_id in table.column("trajectory_id").to_pylist()]
     added = {
         "reward": pa.array([verdict.reward for verdict, _ in rows], pa.float64()),
-        "reward_parts": pa.array([to_json(verdict.parts) for verdict, _ in rows], pa.string()),
+        "reward_parts": pa.array(texts_of(verdict.parts for verdict, _ in rows), pa.string()),
         "success": pa.array([verdict.success for verdict, _ in rows], pa.bool_()),
         "score_status": pa.array([status for _, status in rows], pa.string()),
     }

@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from nanoskyrl.envs.actions import ParsedCall, tool_calls
@@ -123,7 +123,7 @@ def answer_verdict(trajectory: Trajectory, marks: Marks = REASONING) -> tuple[bo
     Raises:
         VerifierTimeout, RuntimeError: there is no verdict.
     """
-    action = trajectory.turns[-1].action if trajectory.turns else ""
+    action = trajectory.last_action
     gold = trajectory.metadata["ground_truth"]
     kind = trajectory.metadata.get("grader")
     answer = answer_in(action, kind, marks)
@@ -134,7 +134,12 @@ def answer_verdict(trajectory: Trajectory, marks: Marks = REASONING) -> tuple[bo
 
 def answer_in(action: str, kind: str | None, marks: Marks = REASONING) -> str | None:
     """Return the answer that a grader of this kind looks at, or None if there is none."""
-    found = stated(action, marks=marks) if kind == "stated_answer" else stated(action, (TAGS,), marks=marks)
+    return _answer(action, FORMS if kind == "stated_answer" else (TAGS,), marks)
+
+
+@lru_cache(maxsize=64)  # attempts at one prompt are often one text
+def _answer(action: str, forms: Sequence[str], marks: Marks) -> str | None:
+    found = stated(action, forms, marks=marks)
     return None if found is None else found.text
 
 

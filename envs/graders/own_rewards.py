@@ -9,13 +9,15 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from nanoskyrl.envs.base import Score
-from nanoskyrl.envs.graders.workers import Workers
+from nanoskyrl.envs.graders.workers import Made, Workers
 from nanoskyrl.stages.core.metrics import grouped
 from nanoskyrl.stages.core.registry import load_attribute
+from nanoskyrl.stages.core.rows import BrokenRow
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 POOL = Workers(256)
@@ -51,6 +53,7 @@ class OwnReward:
             for part in (function, getattr(function, "__call__", None))  # noqa: B004
         )
         self._given: dict[str, tuple[str, Any]] = {}
+        self._made = Made()
 
     def begin(self, trajectories: Sequence[Trajectory], most: int = 1) -> None:
         """Ask about all of them, in at most so many processes; their scores are called for one by one.
@@ -61,7 +64,7 @@ class OwnReward:
         asked = list(groups.values())
         seconds = [self._seconds * (len(group) if self._by_group else 1) for group in asked]
         calls = [(self.name, group, self._conversational) for group in asked]
-        for group, answers in zip(asked, POOL.each(GIVE, calls, seconds, most), strict=True):
+        for group, answers in zip(asked, POOL.each(GIVE, calls, seconds, most, self._made), strict=True):
             if isinstance(answers, BaseException):
                 answers = [("lost", answers)] * len(group)
             self._given |= {one.trajectory_id: answer for one, answer in zip(group, answers, strict=True)}
@@ -93,17 +96,29 @@ def takes_groups(function: Callable[..., Any]) -> bool:
 
 def give(name: str, group: list[Trajectory], conversational: bool) -> list[tuple[str, Any]]:
     """Return for each trajectory of a group what a function gave, or what it raised. Runs in a worker."""
-    function = load_attribute(name, what="reward")
+    function, by_group = _function(name)
     try:
-        if takes_groups(function):
-            found = list(asyncio.run(_all([function(**columns(function, group, conversational))]))[0])
+        if by_group:
+            found = function(**columns(function, group, conversational))
+            found = list(asyncio.run(_all([found]))[0] if inspect.isawaitable(found) else found)
             if len(found) != len(group):
                 return [("raised", f"`{name}` returned {len(found)} rewards for {len(group)} completions")] * len(group)
         else:
-            found = asyncio.run(_all([function(one) for one in group]))
+            found = [function(one) for one in group]
+            if any(map(inspect.isawaitable, found)):
+                found = asyncio.run(_all(found))
+    except BrokenRow:  # no failure of the function
+        raise
     except Exception as error:
         return [("raised", _told(error, function))] * len(group)
     return [("raised", _told(one, function)) if isinstance(one, BaseException) else ("gave", one) for one in found]
+
+
+@cache
+def _function(name: str) -> tuple[Callable[..., Any], bool]:
+    """Return a function, and whether it takes groups; a worker looks once."""
+    function = load_attribute(name, what="reward")
+    return function, takes_groups(function)
 
 
 async def _all(values: list[Any]) -> list[Any]:

@@ -3,23 +3,26 @@
 A reward that raises, or is no number, leaves its trajectory without a verdict, and says why: never 0.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
+
+import pyarrow as pa
 
 from nanoskyrl.envs.base import Environment, Score
 from nanoskyrl.envs.graders.judge import Judge, JudgeConfig
 from nanoskyrl.envs.graders.own_rewards import OwnReward, RewardError, place_of
 from nanoskyrl.stages.core.at_once import AtOnce
 from nanoskyrl.stages.core.metrics import grouped
-from nanoskyrl.stages.core.rows import BrokenRow
+from nanoskyrl.stages.core.rows import BrokenRow, StoredRows
 from nanoskyrl.stages.core.trajectory import Trajectory
 
 Scorer = Callable[[Trajectory], Score]
 Verdicts = dict[str, tuple[Score, str]]
 """Verdict and score_status by trajectory."""
 
+SKIPPED = (Score(reward=None), "skipped")
+"""Of failed rows."""
 ENV_REWARD, JUDGE_REWARD = "env", "judge"
 ERROR = "error: "
 """Begins the name of a part that says why there is no verdict."""
@@ -84,30 +87,34 @@ def weighted(
     return Weighted(functions, rewards)
 
 
-def judge(rows: Iterable[Trajectory], scorer: Scorer, threads: int = 1, kept: Verdicts | None = None) -> Verdicts:
+def judge(table: pa.Table, scorer: Scorer, threads: int = 1, kept: Verdicts | None = None) -> Verdicts:
     """Return verdict and score_status by trajectory; a trajectory of several rows is judged once, whole.
 
     A scorer that waits for something is asked from several threads; the order is that of the rows.
     """
     kept = kept or {}
-    whole = {name: _whole(steps) for name, steps in grouped((row.trajectory_id, row) for row in rows).items()}
-    left = {name: trajectory for name, trajectory in whole.items() if name not in kept} if kept else whole
+    rows, names, statuses = StoredRows(table), *(table.column(of).to_pylist() for of in ("trajectory_id", "status"))
+    places = dict(zip(names, range(len(names)), strict=True))
+    several = grouped(zip(names, range(len(names)), strict=True)) if len(places) < len(names) else {}
+
+    def whole(name: str) -> Trajectory:
+        """Return a trajectory: its last row, with the turns of all."""
+        last = rows[places[name]]
+        if len(steps := several[name] if several else ()) < 2:
+            return last
+        return replace(last, turns=[turn for step in steps for turn in rows[step].turns])
+
+    left = [name for name, place in places.items() if name not in kept and statuses[place] != "failed"]
     if isinstance(scorer, Weighted):
-        scorer.begin([trajectory for trajectory in left.values() if trajectory.status != "failed"], threads)
+        scorer.begin([whole(name) for name in left], threads)
     # A method of a benchmark's: whether it waits for a judge, its class says.
     at_once = AtOnce(threads, waits=getattr(getattr(scorer, "__self__", scorer), "waits", False))
-    found = dict(zip(left, at_once.map(partial(_judge_one, scorer=scorer), left.values()), strict=True))
-    return {name: kept[name] if name in kept else found[name] for name in whole} if kept else found
+    # Each is made when its turn comes: all of a part together would keep the garbage collector at work.
+    found = dict(zip(left, at_once.map(lambda name: _judge_one(scorer, whole(name)), left), strict=True))
+    return {name: kept.get(name) or found.get(name) or SKIPPED for name in places}
 
 
-def _whole(steps: list[Trajectory]) -> Trajectory:
-    last = steps[-1]
-    return last if len(steps) == 1 else replace(last, turns=[turn for step in steps for turn in step.turns])
-
-
-def _judge_one(trajectory: Trajectory, scorer: Scorer) -> tuple[Score, str]:
-    if trajectory.status == "failed":
-        return Score(reward=None), "skipped"
+def _judge_one(scorer: Scorer, trajectory: Trajectory) -> tuple[Score, str]:
     try:
         verdict = checked(scorer(trajectory))
     except BrokenRow:  # no verdict on what nobody wrote so

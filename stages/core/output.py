@@ -39,7 +39,7 @@ from nanoskyrl.stages.core.manifest import (
 from nanoskyrl.stages.core.metrics import Stopwatch
 from nanoskyrl.stages.core.registry import package_version
 from nanoskyrl.stages.core.safe_text import shortened
-from nanoskyrl.stages.core.shards import part_bytes, part_name, read_part, write_part
+from nanoskyrl.stages.core.shards import part_bytes, part_name, read_part
 from nanoskyrl.stages.core.storage import (
     TEMPORARY,
     create_whole,
@@ -79,12 +79,12 @@ def commit_part(directory: Path, index: int, table: pa.Table, dropped: Count | N
     """Put a part in place, unless another worker was first, and return what lies there."""
     path, data = directory / part_name(index), part_bytes(table)
     if not create_whole(path, data):
-        return _described(path, read_part(path), dropped)
-    return Part(path.name, table.num_rows, digest_bytes(data)), dropped(table) if dropped else {}
+        return _described(path, read_part(path), digest_file(path), dropped)
+    return _described(path, table, digest_bytes(data), dropped)
 
 
-def _described(path: Path, table: pa.Table, dropped: Count | None) -> Written:
-    return Part(path.name, table.num_rows, digest_file(path)), dropped(table) if dropped else {}
+def _described(path: Path, table: pa.Table, digest: str, dropped: Count | None) -> Written:
+    return Part(path.name, table.num_rows, digest), dropped(table) if dropped else {}
 
 
 class Output:
@@ -105,9 +105,9 @@ class Output:
 
     def write_part(self, index: int, table: pa.Table) -> None:
         """Put a part in place."""
-        path = self.directory / part_name(index)
-        write_part(path, table)
-        self._written[path.name] = _described(path, table, self.dropped)
+        path, data = self.directory / part_name(index), part_bytes(table)
+        write_whole(path, data)
+        self._written[path.name] = _described(path, table, digest_bytes(data), self.dropped)
 
     def note(self, written: Written) -> None:
         """Take down a part that a worker has committed."""
@@ -158,7 +158,9 @@ class Output:
         parts, counts = [], Counter[str]()
         for path in part_files(self.directory):
             # A part of an interrupted run is read again, so that the manifest is that of an unbroken one.
-            part, dropped = self._written.get(path.name) or _described(path, read_part(path), self.dropped)
+            part, dropped = self._written.get(path.name) or _described(
+                path, read_part(path), digest_file(path), self.dropped
+            )
             parts.append(part)
             counts.update(dropped)
         self.manifest = Manifest(

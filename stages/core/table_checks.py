@@ -30,6 +30,7 @@ WORDS = {
     "score_status": SCORE_STATUSES,
 }  # fmt: skip
 """What columns of words may hold."""
+TRUE = pa.scalar(True)
 LOGPROB_LIMIT = 1e-3
 """A log-prob of a certain token can come out a rounding error above 0."""
 
@@ -120,9 +121,12 @@ def _check_keys(table: pa.Table) -> None:
 
 def _fits(found: pa.Schema, expected: pa.Schema) -> bool:
     """Say whether a schema is the expected one, or says "never null" where it might be null."""
-    return found.names == expected.names and all(
-        one.type == other.type and (other.nullable or not one.nullable)
-        for one, other in zip(found, expected, strict=True)
+    return found.equals(expected) or (
+        found.names == expected.names
+        and all(
+            one.type == other.type and (other.nullable or not one.nullable)
+            for one, other in zip(found, expected, strict=True)
+        )
     )
 
 
@@ -241,8 +245,7 @@ def _flat(table: pa.Table, name: str) -> pa.Array:
 
 def _first(flags: pa.ChunkedArray) -> int | None:
     """Return the index of the first true element; null counts as false."""
-    index = pc.index(pc.fill_null(flags, False), pa.scalar(True)).as_py()
-    return None if index < 0 else index
+    return pc.index(flags, TRUE).as_py() if pc.any(flags).as_py() else None
 
 
 def _check_type(found: pa.Field, wanted: pa.Field | Column) -> None:

@@ -10,6 +10,7 @@ and `table_checks.py` holds every promise of this one against a table.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -155,6 +156,11 @@ class Trajectory:
     score_status: str | None = column(STRING, "score", "scored, verifier_timeout, verifier_error, or skipped (a failed row)", default=None)
 # fmt: on
 
+    @property
+    def last_action(self) -> str:
+        """What the policy wrote last; empty where it wrote nothing."""
+        return self.turns[-1].action if self.turns else ""
+
 
 COLUMNS = (
     *(Column(f.name, *f.metadata["column"]) for f in fields(Trajectory)),
@@ -177,12 +183,14 @@ TOKEN_COLUMNS = tuple(column.name for column in COLUMNS if pa.types.is_list(colu
 PER_RESPONSE_TOKEN = tuple(name for name in TOKEN_COLUMNS if name not in ("prompt_ids", "response_ids"))
 
 
+@cache
 def columns_of(stage: str) -> tuple[Column, ...]:
     """Return the columns present in the shards of a stage of ours."""
     last = STAGE_ORDER.index(OURS[stage].columns or stage)
     return tuple(column for column in COLUMNS if STAGE_ORDER.index(column.stage) <= last)
 
 
+@cache
 def schema_of(stage: str) -> pa.Schema:
     """Return the Arrow schema of a stage's shards, with the schema version in its metadata."""
     fields = [pa.field(column.name, column.type, nullable=column.nullable) for column in columns_of(stage)]

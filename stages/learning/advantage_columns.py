@@ -21,7 +21,7 @@ from nanoskyrl.algos.shaping import first_groups, groups_with_spread, has_spread
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.metrics import Value, mean
 from nanoskyrl.stages.core.registry import plugin_errors
-from nanoskyrl.stages.core.rows import counts_in, list_column, one_chunk
+from nanoskyrl.stages.core.rows import counts_in, list_column, one_chunk, rows_where
 from nanoskyrl.stages.core.trajectory import schema_of, tokens
 from nanoskyrl.stages.learning.advantage_config import AdvantageConfig
 from nanoskyrl.stages.learning.kl_in_reward import Passed, penalties
@@ -221,7 +221,7 @@ def add_columns(table: pa.Table, columns: AdvantageColumns, start: int = 0) -> p
         columns: Of the whole batch.
         start: The part's first row in it.
     """
-    schema, here = schema_of("advantage"), slice(start, start + table.num_rows)
+    schema, here, given = schema_of("advantage"), slice(start, start + table.num_rows), set(table.column_names)
     kept = columns.kept[here]
     filled: dict[str, pa.Array] = {
         "shaped_reward": pa.array(columns.shaped_reward[here], pa.float64()),
@@ -237,7 +237,7 @@ def add_columns(table: pa.Table, columns: AdvantageColumns, start: int = 0) -> p
     def array(field: pa.Field) -> pa.Array | pa.ChunkedArray:
         if field.name in filled:
             return filled[field.name]
-        if field.name in table.column_names:
+        if field.name in given:
             return table.column(field.name)
         return pa.nulls(table.num_rows, field.type)
 
@@ -276,7 +276,7 @@ def summary(tables: Iterable[pa.Table]) -> dict[str, Value]:
         kept += pc.sum(table.column("kept")).as_py() or 0
         reasons.update(dropped_by_reason(table))
         magnitudes += _largest(table.column("advantages"))
-        last = table.select(SUMMARY_COLUMNS).filter(table.column("is_last_step"))
+        last = rows_where(table.select(SUMMARY_COLUMNS), table.column("is_last_step"))
         shaped += pc.drop_null(last.column("shaped_reward")).to_pylist()
         for group, reward in zip(last.column("group_id").to_pylist(), last.column("reward").to_pylist(), strict=True):
             if reward is not None:

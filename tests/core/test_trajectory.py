@@ -1,6 +1,7 @@
 import dataclasses
 import io
 import json
+import pickle
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +10,17 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from nanoskyrl.stages.core.errors import InputError
-from nanoskyrl.stages.core.rows import clean_text, flat_values, from_table, list_column, row_arrays, to_json, to_table
+from nanoskyrl.stages.core.rows import (
+    clean_text,
+    flat_values,
+    from_json,
+    from_table,
+    list_column,
+    row_arrays,
+    texts_of,
+    to_json,
+    to_table,
+)
 from nanoskyrl.stages.core.table_checks import check
 from nanoskyrl.stages.core.trajectory import (
     COLUMNS,
@@ -219,6 +230,58 @@ def test_rows_of_several_chunks_and_of_a_slice_are_the_right_ones():
     assert_same_rows(from_table(table), rows)
     assert_same_rows(from_table(table.slice(1, 4)), rows[1:5])
     check(table.slice(1, 4), "rollout")
+
+
+def test_the_last_action_is_that_of_the_last_turn():
+    turns = [[Turn(action=f"{row}{i}", observation="", done=False) for i in range(row % 3)] for row in range(6)]
+    rows = [trajectory(trajectory_id=f"t{i}", turns=of_row) for i, of_row in enumerate(turns)]
+    expected = ["", "10", "21", "", "40", "51"]
+    assert [row.last_action for row in rows] == expected
+    table = through_parquet(pa.concat_tables([to_table(rows[:2]), to_table(rows[2:])]))
+    assert [row.last_action for row in from_table(table)] == expected
+    assert [row.last_action for row in from_table(table.slice(1, 4))] == expected[1:5]
+    found = next(from_table(table.slice(2)))
+    assert dataclasses.replace(found, turns=turns[5]).last_action == "51"
+    assert pickle.loads(pickle.dumps(found)).last_action == "21"
+    gone = pa.nulls(6, table.schema.field("turns").type)
+    assert {
+        row.last_action for row in from_table(table.set_column(table.column_names.index("turns"), "turns", gone))
+    } == {""}
+
+
+def test_rows_that_are_pickled_together_hold_their_fields_and_travel_as_few_bytes():
+    rows = [trajectory(trajectory_id=f"t{i}", metadata={"n": i}) for i in range(200)]
+    table = pa.concat_tables([to_table(rows[:150]), to_table(rows[150:])])
+    data = pickle.dumps(list(from_table(table.slice(60, 70))))
+    assert_same_rows(pickle.loads(data), rows[60:130])
+    assert len(pickle.dumps(next(from_table(table)))) < 64 * 2000  # a piece, and not the table
+    assert len(data) < 2.5 * len(pickle.dumps(next(from_table(table.slice(60, 70)))))
+    again = pickle.loads(pickle.dumps(pickle.loads(data)[65]))
+    assert_same_rows([again], [rows[125]])
+
+
+def test_equal_values_have_one_text_and_numbers_that_compare_equal_keep_theirs():
+    values = [{"a": value} for value in (0.0, -0.0, 0, False, 1, 1.0, True, None, float("nan"), "\ud800", "é")] * 2
+    assert texts_of(values) == [to_json(value) for value in values]
+    assert len(set(texts_of(values))) == 10  # NaN and None are one
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1, "a": 2.0}', "-0", "-0.0", "1e400", "NaN", "[1, Infinity]",
+        '"\\ud800"', "123456789012345678901234567890",
+        '{"\\u00e9": [true, null, "\\ud83d\\ude00"]}',
+    ],
+)  # fmt: skip
+def test_json_is_read_as_python_reads_it(text):
+    assert repr(from_json(text)) == repr(json.loads(text))
+
+
+@pytest.mark.parametrize("text", ["", "[1,]", "01", '{"a": 1} x', '"a\x01b"', "[" * 100_000])
+def test_what_is_no_json_is_refused_as_python_refuses_it(text):
+    with pytest.raises((ValueError, RecursionError)):
+        from_json(text)
 
 
 def test_columns_of_advantage_are_left_aside():

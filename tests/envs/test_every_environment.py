@@ -13,7 +13,7 @@ from nanoskyrl.envs.actions import final_answer
 from nanoskyrl.envs.base import check_metadata, check_observation
 from nanoskyrl.stages.core.config import plugin_config
 from nanoskyrl.stages.core.registry import ENVS, lookup
-from nanoskyrl.stages.core.rows import from_table, to_table
+from nanoskyrl.stages.core.rows import to_table
 from nanoskyrl.stages.engines.rollout_parts import summary
 from nanoskyrl.stages.score import judge
 
@@ -111,6 +111,6 @@ def test_what_was_answered_can_be_stored_and_scored(name):
     rows = [
         dataclasses.replace(row_for(env, task, [action]), trajectory_id=str(i)) for i, action in enumerate(actions())
     ]
-    verdicts = judge(from_table(to_table(rows)), env.score)
+    verdicts = judge(to_table(rows), env.score)
     assert {status for _, status in verdicts.values()} == {"scored"}
     assert not any(verdict.success for verdict, _ in verdicts.values())

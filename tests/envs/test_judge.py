@@ -13,6 +13,7 @@ from nanoskyrl.envs.base import VerifierTimeout
 from nanoskyrl.envs.graders.judge import Judge, JudgeConfig, JudgeFailed, first_object, prompt_for
 from nanoskyrl.stages.core.errors import SettingsError
 from nanoskyrl.stages.core.manifest import read_manifest
+from nanoskyrl.stages.core.rows import to_table
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.engines.rollout_config import RolloutConfig
 from nanoskyrl.stages.rollout import rollout
@@ -97,7 +98,9 @@ def test_what_may_pass_is_tried_again(server, make_trajectory, first):
 def test_a_judge_that_never_answers_well_gives_no_verdict(server, make_trajectory):
     rows = [make_trajectory(trajectory_id=str(i), metadata={"ground_truth": str(i)}) for i in range(3)]
     server.script = ["nonsense"] * 3
-    assert [(v.reward, s) for v, s in judge(rows[:1], make(server).score).values()] == [(None, "verifier_error")]
+    assert [(v.reward, s) for v, s in judge(to_table(rows[:1]), make(server).score).values()] == [
+        (None, "verifier_error")
+    ]
     server.script = [401]
     with pytest.raises(JudgeFailed, match="did not answer: AuthenticationError"):
         make(server).score(rows[1])

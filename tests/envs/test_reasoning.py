@@ -13,6 +13,7 @@ from nanoskyrl.envs.graders.workers import WorkerTimeout
 from nanoskyrl.envs.worlds.text_math import reasoning
 from nanoskyrl.envs.worlds.text_math.environment import TextMath, TextMathConfig
 from nanoskyrl.stages.core.errors import InputError, SettingsError
+from nanoskyrl.stages.core.rows import to_table
 from nanoskyrl.stages.score import judge
 
 gym = pytest.importorskip("reasoning_gym")
@@ -79,7 +80,7 @@ def test_a_scorer_that_hangs_gives_no_verdict(monkeypatch):
         raise WorkerTimeout("no answer in 10 s")
 
     monkeypatch.setattr(reasoning.POOL, "call", hangs)
-    verdict, status = judge([row], environment.score)[row.trajectory_id]
+    verdict, status = judge(to_table([row]), environment.score)[row.trajectory_id]
     assert (verdict.reward, verdict.success, status) == (None, None, "verifier_timeout")
 
 

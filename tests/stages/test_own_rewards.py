@@ -2,6 +2,7 @@
 
 import sys
 
+import pyarrow as pa
 import pytest
 
 from nanoskyrl.envs.base import Score
@@ -9,7 +10,7 @@ from nanoskyrl.envs.graders import own_rewards
 from nanoskyrl.stages.core import code
 from nanoskyrl.stages.core.manifest import read_manifest
 from nanoskyrl.stages.core.metrics import latest, read_metrics
-from nanoskyrl.stages.core.rows import to_table
+from nanoskyrl.stages.core.rows import BrokenRow, to_table
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.trajectory import Turn
@@ -135,6 +136,14 @@ def test_what_a_function_raises_is_told_with_its_file_and_line(here, rows, name,
     scored = score_table(rows, weighted({f"mine:{name}": 1}, None))
     assert says in scored.column("reward_parts").to_pylist()[1].replace('\\"', '"')
     assert scored.column("reward").to_pylist() == ([1.0, None] * 2 if name == "raises" else [None] * 4)
+
+
+def test_a_row_that_nobody_wrote_so_is_no_failure_of_the_function(here, rows):
+    write(here, "def f(trajectory):\n    return float(len(trajectory.metadata))\n")
+    place = rows.column_names.index("metadata")
+    broken = rows.set_column(place, rows.schema.field(place), pa.array(["{"] * 4))
+    with pytest.raises(BrokenRow, match="row 0 does not hold what its columns mean"):
+        score_table(broken, weighted({"mine:f": 1}, None))
 
 
 def test_each_part_has_a_curve_and_rounding_is_no_signal(rows):

@@ -99,8 +99,8 @@ def _kill_over_a_state(number, arguments):
 
 def test_killed_over_a_state_that_was_on_its_way_a_run_ends_with_the_bytes_of_an_unbroken_one(tmp_path):
     whole, broken = Run(tmp_path / "whole"), Run(tmp_path / "broken")
-    loop(whole, EVERY_2)
-    command = ["loop", "--run", broken.root, *as_flags(EVERY_2)]
+    loop(whole, state_every(2))
+    command = ["loop", "--run", broken.root, *as_flags(state_every(2))]
     assert killed_over_a_state(1, command) == -signal.SIGKILL
     assert is_finished(broken.stage(1, "sync"))
     assert states(broken, 2) == [False, False]

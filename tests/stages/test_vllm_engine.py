@@ -35,7 +35,7 @@ from nanoskyrl.stages.engines.vllm.servers import Address, Servers, read_servers
 from nanoskyrl.stages.engines.vllm.supervision import BRINGS
 from nanoskyrl.stages.engines.vllm.tokens import PATH as TOKENS_PATH
 from nanoskyrl.stages.engines.vllm.weights import expected_sums
-from nanoskyrl.stages.engines.vllm.worker import bit_sums
+from nanoskyrl.stages.engines.vllm.worker import bit_sums, cuda_sums, read_sums
 from nanoskyrl.stages.models.policy import policy_digest, resolve_policy
 from nanoskyrl.stages.rollout import rollout
 
@@ -319,6 +319,7 @@ def test_sums_do_not_depend_on_how_weights_are_joined_and_notice_every_change():
     apart = [(x + y) % (1 << 64) for x, y in zip(bit_sums(a), bit_sums(b), strict=True)]
     assert bit_sums(torch.cat([a, b])) == apart
     assert bit_sums(torch.cat([a, torch.zeros(3, 8)])) == bit_sums(a)  # padding counts for nothing
+    assert read_sums(cuda_sums(a.bfloat16())) == bit_sums(a.bfloat16())  # as a GPU adds them up
     changed = a.clone()
     changed[3, 3] = torch.nextafter(changed[3, 3], torch.tensor(10.0))
     assert bit_sums(changed) != bit_sums(a)

@@ -74,8 +74,7 @@ class TextMath:
     def score(self, trajectory: Trajectory) -> Score:
         """Reward the right answer, and an answer in tags; success is the right answer."""
         if which := trajectory.metadata.get("reasoning_gym"):
-            action = trajectory.turns[-1].action if trajectory.turns else ""
-            answer = answer_in(action, None, self.config.reasoning_marks)
+            answer = answer_in(trajectory.last_action, None, self.config.reasoning_marks)
             mark, right = reasoning.verdict(which, answer)
             answered = answer is not None
         else:
