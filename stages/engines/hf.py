@@ -82,12 +82,13 @@ class HfEngine(TokenEngine):
 
     def _take_weights(self, policy: Path) -> bool:
         """Copy weights into the model that is up, if nothing else differs; say whether that was done."""
-        weights = policy / "model.safetensors"
-        if self._model is None or is_adapter(policy) or not weights.is_file() or frame_digest(policy) != self._frame:
+        files = sorted(policy.glob("*.safetensors"))  # a large model has several
+        if self._model is None or is_adapter(policy) or not files or frame_digest(policy) != self._frame:
             return False
         from safetensors.torch import load_file
 
-        held, found = dict(self._model.named_parameters()), load_file(weights)
+        held = dict(self._model.named_parameters())
+        found = {name: value for file in files for name, value in load_file(file).items()}
         # Names that do not match one to one mean that loading converts them: leave that to transformers.
         if held.keys() != found.keys() or any(held[name].shape != value.shape for name, value in found.items()):
             return False

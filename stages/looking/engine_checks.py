@@ -101,8 +101,11 @@ def _a_layer(policy: Path) -> str:
     """Return how the names of one layer's weights begin."""
     from safetensors import safe_open
 
-    with safe_open(next(policy.glob("*.safetensors")), framework="np") as opened:
-        return next(name[: name.index("layers.") + 9] for name in opened.keys() if "layers." in name)  # noqa: SIM118
+    names: list[str] = []
+    for file in sorted(policy.glob("*.safetensors")):  # a shard may hold embeddings alone
+        with safe_open(file, framework="np") as opened:
+            names += opened.keys()
+    return next(name[: name.index("layers.") + 9] for name in names if "layers." in name)
 
 
 def _gap(engine: TokenEngine, policy: Path, prompt: Sequence[int], sampled: Sequence[Any]) -> str:

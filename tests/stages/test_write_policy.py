@@ -9,8 +9,10 @@ from tiny_models import tiny_model
 
 from nanoskyrl.stages.core.digests import digest_file
 from nanoskyrl.stages.core.errors import OutputError
+from nanoskyrl.stages.engines.hf import HfConfig, HfEngine
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.train_config import COMPILED_FROM, OptimizerConfig
+from nanoskyrl.stages.looking import engine_checks
 from nanoskyrl.stages.models import write_policy
 from nanoskyrl.stages.models.policy import STARTER_DIRECTORY, resolve_policy
 
@@ -27,6 +29,26 @@ def test_shards_hold_what_one_file_holds(tmp_path, monkeypatch):
     parts = {name: tensor for file in many for name, tensor in load_file(file).items()}
     assert parts.keys() == whole.keys()
     assert all(torch.equal(parts[name], tensor) for name, tensor in whole.items())
+
+
+def test_an_engine_that_is_up_takes_a_policy_in_shards(tmp_path, monkeypatch):
+    monkeypatch.setattr(write_policy, "SHARD_BYTES", 1 << 20)
+    engine, learner = HfEngine(HfConfig()), Learner(OptimizerConfig())
+    learner.load(resolve_policy("starter"))
+    for step in range(2):
+        for weights in learner.model.parameters():
+            weights.data += 0.01
+        learner.save(tmp_path / str(step) / "policy", tmp_path / str(step) / "state", [1, 2, 3])
+    first, second = (tmp_path / str(step) / "policy" for step in range(2))
+    assert len(list(second.glob("*.safetensors"))) > 1
+    assert engine_checks._a_layer(second).endswith("layers.0.")
+    engine.load(first)
+    held = engine._model
+    engine.load(second)
+    assert engine._model is held
+    fresh = HfEngine(HfConfig())
+    fresh.load(second)
+    assert engine.logprobs([5, 6, 7, 8]) == fresh.logprobs([5, 6, 7, 8])
 
 
 def test_a_shard_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
