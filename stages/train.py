@@ -7,7 +7,6 @@ killed train starts again from the previous state and ends with the same bytes.
 """
 
 import math
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from nanoskyrl.stages.core.config import row_settings
-from nanoskyrl.stages.core.digests import cached_digest, derive_seed
+from nanoskyrl.stages.core.digests import derive_seed
 from nanoskyrl.stages.core.errors import EngineError, InputError
 from nanoskyrl.stages.core.manifest import Head, Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import MetricsLog, Stopwatch, Value
@@ -25,7 +24,7 @@ from nanoskyrl.stages.core.storage import is_local, written_here
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.process_group import join
 from nanoskyrl.stages.learning.recipe import Recipe, recipe_of
-from nanoskyrl.stages.learning.replay import remade_state
+from nanoskyrl.stages.learning.replay import check_state, remade_state, scratch_of
 from nanoskyrl.stages.learning.train_config import TrainConfig
 from nanoskyrl.stages.learning.update import Update, mini_batches, old_logprobs_of
 from nanoskyrl.stages.learning.update_inputs import Sources, open_sources
@@ -85,13 +84,13 @@ def train(
         learner, drawn = engine or recipe.learner(), derive_seed(seed, "adapters") % 2**32
         held = learner.holds(policy, state, seed=drawn)
         if since and not held:
-            with watch("replay"), world.if_main(tempfile.TemporaryDirectory(prefix="nanoskyrl-")) as scratch:
+            with watch("replay"), world.if_main(scratch_of(since)) as scratch:
                 place = Path(str(world.broadcast(scratch)))
                 learner.load(policy, remade_state(since, place, learner), seed=drawn)
                 world.barrier()
             age |= {"train/replayed_updates": len(since)}
         elif state is not None and not held:
-            _check_state(state)
+            check_state(state)
             with watch("load"):
                 learner.load(policy, state, seed=drawn)
         else:
@@ -228,18 +227,6 @@ def preview(
         **update.seen(),
         **age,
     }
-
-
-def _check_state(state: Path) -> None:
-    """Raise InputError if an optimizer's state is gone, or is not the one that was written."""
-    if not state.is_dir():
-        raise InputError(
-            f"`{state}` has been pruned", hint="Train the newest step, or keep more with `loop.keep_states`"
-        )
-    for name, digest in read_manifest(state.parent, stage="train").files.items():
-        path = state.parent / name
-        if name.startswith("state/") and path.is_file() and cached_digest(path) != digest:
-            raise InputError(f"`{path}` has another digest than its manifest says", hint="Train that step again")
 
 
 def _state_of(state: Path) -> str:

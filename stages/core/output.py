@@ -60,7 +60,7 @@ FOLDERS = ("policy", "state", "_files")
 """What a stage may write beside its parts and its summary."""
 FILES = "|".join(re.escape(name) for name in (*SCHEMA_1, *SCHEMA_1.values()))
 OURS = re.compile(
-    rf"({PART_NAME.pattern}|{FILES})((\.[0-9a-f]{{8}})?\.tmp)?|{'|'.join(FOLDERS)}|files|(policy-\w+|state)\.tmp"
+    rf"({PART_NAME.pattern}|{FILES})((\.[0-9a-f]{{8}})?\.tmp)?|{'|'.join(FOLDERS)}|files|((policy|state)-\w+|state)\.tmp"
 )
 """Every name that a stage gives in its directory, or gave under schema 1; others are never touched."""
 PACKAGES = ("torch", "transformers", "tokenizers", "peft", "accelerate", "pyarrow", "numpy")

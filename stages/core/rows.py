@@ -211,7 +211,7 @@ class BrokenRow(InputError):
 class StoredTrajectory(Trajectory):
     """A row of a table; changed copies of it hold their fields themselves."""
 
-    __slots__ = ("_index", "_rows")
+    __slots__ = ("_index", "_read", "_rows")
 
     def __getattr__(self, name: str) -> Any:
         """Read a field that was not read yet."""
@@ -220,14 +220,24 @@ class StoredTrajectory(Trajectory):
         rows = self._rows
         value = (rows.columns.get(name) or rows.column(name))[self._index]
         object.__setattr__(self, name, value)
+        object.__setattr__(self, "_read", True)
         return value
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a row of a piece of the table, which is pickled once for all its rows."""
+        """Pickle as a row of a piece of the table, which is pickled once for all its rows, if none of it was read.
+
+        What was read may have been changed since, and a copy has that, too.
+        """
         rows = getattr(self, "_rows", None)
-        if rows is None:
-            return copyreg.__newobj__, (type(self),), self.__getstate__()  # pyright: ignore[reportAttributeAccessIssue]
-        return operator.getitem, (rows.piece(self._index // PIECE), self._index % PIECE)
+        if rows is not None and not self._read:
+            return operator.getitem, (rows.piece(self._index // PIECE), self._index % PIECE)
+        return copyreg.__newobj__, (type(self),), self.__getstate__()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __copy__(self) -> Trajectory:
+        """Return another view of the row; of one that was read, a row with the same fields."""
+        return (
+            dataclasses.replace(self) if getattr(self, "_rows", None) is None or self._read else self._rows[self._index]
+        )
 
     @property
     def last_action(self) -> str:
@@ -274,6 +284,7 @@ class StoredRows(Sequence[Trajectory]):
         row = object.__new__(StoredTrajectory)
         object.__setattr__(row, "_rows", self)
         object.__setattr__(row, "_index", index)
+        object.__setattr__(row, "_read", False)
         return row
 
     @cached_property

@@ -7,7 +7,7 @@ all of its files are: a killed process leaves none, as if it had never been aske
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,10 @@ class StateFiles:
             torch.cuda.synchronize()  # the copies are on their way until then
         pieces = _Pieces(value)
         # No CRC-32: it takes two thirds of the time, and no reader checks it.
-        with serialization.patch("save.compute_crc32", False):  # pyright: ignore[reportAttributeAccessIssue]
+        with (
+            serialization.patch("save.compute_crc32", False),  # pyright: ignore[reportAttributeAccessIssue]
+            _interrupted_as_such(),
+        ):
             torch.save(value, pieces)  # pyright: ignore[reportArgumentType] - it takes what can write and flush
         self._files[Path(path)] = pieces.kept
         self.digests[Path(path).relative_to(self.place).as_posix()] = pieces.hasher.hexdigest()
@@ -105,6 +108,17 @@ class StateFiles:
             with contextlib.suppress(FileNotFoundError):  # another process was as fast
                 self.place.rename(self._state)
                 sync_directory(self._state.parent)
+
+
+@contextlib.contextmanager
+def _interrupted_as_such() -> Iterator[None]:
+    """Raise what ended a write, where torch's writer raises that its file is not whole."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
 
 
 class _Pieces:

@@ -77,7 +77,7 @@ class OptimizerConfig(Checked):
     gradient_checkpointing: Share | None = None
     """Share of the layers that are computed again in the backward pass instead of being kept; None: all of a model
     from 50 M parameters on, else none."""
-    compile: bool | None = None
+    compile: bool | None = field(default=None, metadata=PLACE)
     """Compile the layers, but under ZeRO-3, and what is done with logits: faster on a GPU, after a minute at the
     start. None: on a GPU, in a loop of 100 steps or more, which repay it."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

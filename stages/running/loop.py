@@ -241,7 +241,8 @@ def _tidy(session: Session, first: int, keep_states: int) -> None:
         pass  # a trainer's lock, which goes with it
     if first:
         session.prune(last, keep_states)
-        remove_tree(run.stage(last, "train") / f"state{TEMPORARY}")
+        for left in run.stage(last, "train").glob(f"state*{TEMPORARY}"):
+            remove_tree(left)
         lines = read_metrics(run.metrics, tail_bytes=TAIL)
         looped = any(line.get("stage") == "startup" for line in lines)
         if looped and last not in latest(lines, "loop"):

@@ -20,7 +20,7 @@ from nanoskyrl.stages.core.metrics import METRICS, MetricsLog
 from nanoskyrl.stages.core.output import discard
 from nanoskyrl.stages.core.pipeline import OURS
 from nanoskyrl.stages.core.runs import EVALUATIONS, Run, is_main, is_published, version_of
-from nanoskyrl.stages.core.storage import remove_tree
+from nanoskyrl.stages.core.storage import is_local, remove_tree
 from nanoskyrl.stages.engines.base import face_of
 from nanoskyrl.stages.engines.task_order import sole_environment
 from nanoskyrl.stages.models.policy import policy_digest, resolve_policy
@@ -291,10 +291,9 @@ class Session(Preparation):
 
     def prune(self, step: int, keep: int) -> None:
         """Delete the optimizer's state that is no longer among the newest that were written; `keep` 0 keeps all."""
-        every = stage_config(self.settings, "train").state_every
-        newest = (step + 1) // every * every - 1
-        # One more than is kept, and one that is on its way.
-        steps = range(newest, max(-1, newest - (keep + 2) * every), -every) if keep else ()
+        steps = [at for at in reversed(self.run.steps()) if at <= step] if keep else []
+        if not is_local(self.run.root):  # each look there is a request, and nothing is on its way
+            steps = steps[: (keep + 1) * stage_config(self.settings, "train").state_every]
         there = [state for at in steps if (state := self.run.stage(at, "train") / "state").is_dir()]
         for state in there[keep:]:
             remove_tree(state)

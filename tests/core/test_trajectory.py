@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import io
 import json
@@ -247,6 +248,15 @@ def test_the_last_action_is_that_of_the_last_turn():
     assert {
         row.last_action for row in from_table(table.set_column(table.column_names.index("turns"), "turns", gone))
     } == {""}
+
+
+def test_copies_of_a_row_have_what_was_changed_in_it():
+    (row,) = from_table(to_table([trajectory()]))
+    assert copy.copy(row) == row
+    row.messages.append({"role": "user", "content": "more"})
+    for made in (copy.copy(row), copy.deepcopy(row), pickle.loads(pickle.dumps(row)), dataclasses.replace(row)):
+        assert made.messages[-1] == {"role": "user", "content": "more"}
+        assert made.last_action == row.last_action
 
 
 def test_rows_that_are_pickled_together_hold_their_fields_and_travel_as_few_bytes():

@@ -113,6 +113,49 @@ def test_killed_over_a_state_that_was_on_its_way_a_run_ends_with_the_bytes_of_an
     assert not list(broken.root.glob("step-*/train/*.tmp"))
 
 
+def flipped(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.unlink()  # published weights are hard links
+    path.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def four_steps(tmp_path_factory):
+    run = Run(tmp_path_factory.mktemp("replay") / "run")
+    loop(run, state_every(2))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("step-000001/train/state/optimizer.pt", "has another digest than its manifest says"),
+        ("policies/00000002/model.safetensors", "what it learnt from is another now"),
+        ("step-000002/advantage/part-00000.parquet", "corrupt"),
+    ],
+)
+def test_a_state_is_not_made_again_from_what_was_changed(four_steps, tmp_path, file, told):
+    run = Run(tmp_path / "run")
+    shutil.copytree(four_steps.root, run.root)
+    shutil.rmtree(run.stage(3, "train") / "state")
+    flipped(run.root / file)
+    with pytest.raises(InputError, match=told):
+        loop(run, merge(state_every(2), {"loop": {"steps": 5}}))
+
+
+def test_a_state_that_is_gone_is_made_again_and_put_back_and_what_was_left_over_it_goes(four_steps, tmp_path):
+    run = Run(tmp_path / "run")
+    shutil.copytree(four_steps.root, run.root)
+    shutil.move(run.stage(3, "train") / "state", run.stage(3, "train") / "state-left.tmp")
+    loop(run, merge(state_every(2), {"loop": {"steps": 5}}))
+    assert state_bytes(run, 3) == state_bytes(four_steps, 3)
+    assert not list(run.root.glob("step-*/train/*.tmp"))
+    assert verify(run.root).holds
+    Session(run, state_every(2)).prune(4, 1)
+    assert states(run, 5) == [False, False, False, True, False]
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -10,6 +10,7 @@ from tiny_models import tiny_model
 from nanoskyrl.stages.core.digests import digest_file
 from nanoskyrl.stages.core.errors import OutputError
 from nanoskyrl.stages.engines.hf import HfConfig, HfEngine
+from nanoskyrl.stages.learning import state_files
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.train_config import COMPILED_FROM, OptimizerConfig
 from nanoskyrl.stages.looking import engine_checks
@@ -87,6 +88,23 @@ def test_a_state_that_cannot_be_written_is_told_when_it_is_waited_for(tmp_path, 
     with pytest.raises(OutputError, match=r"state/optimizer\.pt"):
         learner.settle()
     assert not (tmp_path / "state").exists()
+
+
+def test_ctrl_c_while_a_state_is_taken_is_ctrl_c(tmp_path, monkeypatch):
+    learner = Learner(OptimizerConfig())
+    learner.load(resolve_policy("starter"))
+    left = [10]
+    real = state_files._Pieces.write
+
+    def write(pieces, data):
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return real(pieces, data)
+
+    monkeypatch.setattr(state_files._Pieces, "write", write)
+    with pytest.raises(KeyboardInterrupt):
+        learner.save_state(tmp_path / "state")
 
 
 def test_compiling_is_chosen_where_a_gpu_trains_for_long():
