@@ -673,7 +673,7 @@ def saving(policy: Path, batch: Batch, place: Path, **settings: Any) -> None:
     learner = Learner(OptimizerConfig(**settings))
     learner.load(policy)
     objective = grpo_on(batch)
-    rows, times = list(range(len(batch.prompts))), dict[str, list[float]]()
+    rows, times, size = list(range(len(batch.prompts))), dict[str, list[float]](), 0.0
     target = place / "saved"
 
     def timed(name: str, work: Callable[[], Any]) -> None:
@@ -684,31 +684,32 @@ def saving(policy: Path, batch: Batch, place: Path, **settings: Any) -> None:
         work()
         times.setdefault(name, []).append(time.perf_counter() - start)
 
-    def plainly() -> None:
-        learner.model.save_pretrained(target / "policy")
+    def torchs() -> None:
         trained = learner.strategy.trained[0]
         states = {"optimizer": trained.optimizer.state_dict(), "masters": trained.masters.state()}
         torch.save(states, target / "state.pt")
 
     for _ in range(2):  # the first time, memory is got from the host
         Update(objective).step(learner, rows)
-        timed("plainly", plainly)
-        learner._policy = policy  # where the first step began
-        timed("ours", lambda: learner.save(target / "policy", target / "state", [1, 2, 3]))
+        timed("policy_at_defaults", lambda: learner.model.save_pretrained(target / "policy"))
+        timed("state_at_defaults", torchs)
+        for name, settings_ in {"policy": {"with_state": False}, "both": {}, "both_beside": {"beside": True}}.items():
+            learner._policy = policy  # where the first step began
+            timed(name, lambda s=settings_: learner.save(target / "policy", target / "state", [1, 2, 3], **s))
+            start = time.perf_counter()
+            learner.settle()
+            times.setdefault(f"{name}_in_place", []).append(times[name][-1] + time.perf_counter() - start)
         size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file()) / GIB
-        learner._policy = policy
-        timed("beside", lambda: learner.save(target / "policy", target / "state", [1, 2, 3], beside=True))
-        start = time.perf_counter()
+        timed("state", lambda: learner.save_state(target / "state"))
+        timed("state_beside", lambda: learner.save_state(target / "state", beside=True))
         learner.settle()
-        times.setdefault("settled", []).append(times["beside"][-1] + time.perf_counter() - start)
-        learner._policy = policy
-        timed("policy", lambda: learner.save(target / "policy", target / "state", [1, 2, 3], with_state=False))
     took = {name: round(found[-1], 2) for name, found in times.items()}
     print(json.dumps({
-        "what": "save", "variant": json.dumps(settings), "gib": round(size, 2), "seconds": took["ours"],
-        "seconds_at_defaults": took["plainly"], "ratio": round(took["plainly"] / took["ours"], 2),
-        "seconds_beside_the_next_step": took["beside"], "first_of_them": round(times["beside"][0], 2),
-        "until_it_is_in_place": took["settled"], "seconds_of_the_policy_alone": took["policy"],
+        "what": "save", "variant": json.dumps(settings), "gib": round(size, 2),
+        **{f"{name}_seconds": each for name, each in took.items()},
+        "first_state_beside_seconds": round(times["state_beside"][0], 2),
+        "state_ratio": round(took["state_at_defaults"] / took["state"], 2),
+        "state_beside_ratio": round(took["state_at_defaults"] / took["state_beside"], 2),
     }), flush=True)  # fmt: skip
     shutil.rmtree(target)
 
