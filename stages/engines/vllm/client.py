@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import numpy as np
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential
 
@@ -88,7 +89,9 @@ class Client:
         """
         try:
             async with self.session.request(
-                method, self.url.rstrip("/") + path, json=body, headers={"Authorization": f"Bearer {self.key}"},
+                method, self.url.rstrip("/") + path,
+                data=None if body is None else msgspec.json.encode(body),  # of thousands of tokens
+                headers={"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"},
                 timeout=aiohttp.ClientTimeout(total=seconds or self.seconds),
             ) as response:  # fmt: skip
                 data = await response.read()
