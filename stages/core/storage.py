@@ -117,8 +117,13 @@ def at_hand(directory: Path, without: Callable[[Path], bool] = lambda file: Fals
         key = ukey(file)
         if not without(file) and not (place.is_file() and mark.is_file() and mark.read_text() == key):
             make_directory(mark.parent)
-            with whole_file(place, durable=False) as opened, file.open("rb") as source:
-                shutil.copyfileobj(source, opened, 1 << 24)
+            make_directory(place.parent)
+            # Not in the copy, which another process may be clearing of what is not in the original.
+            scratch = mark.with_name(f"{mark.name}.{secrets.token_hex(4)}{TEMPORARY}")
+            with write_errors(place):
+                with scratch.open("wb") as opened, file.open("rb") as source:
+                    shutil.copyfileobj(source, opened, 1 << 24)
+                scratch.replace(place)
             mark.write_text(key)
     for place in copy.rglob("*") if copy.is_dir() else ():
         if place.is_file() and place.relative_to(copy).as_posix() not in there:

@@ -102,10 +102,10 @@ class StateFiles:
                     os.fsync(file.fileno())
                 half.replace(path)
         self._files.clear()
-        if all((self.place / name).is_file() for name in self.digests):
-            for folder in {self.place, *((self.place / name).parent for name in self.digests)}:
-                sync_directory(folder)
-            with contextlib.suppress(FileNotFoundError):  # another process was as fast
+        with contextlib.suppress(FileNotFoundError):  # another process was as fast, and has put it in place
+            if all((self.place / name).is_file() for name in self.digests):
+                for folder in {self.place, *((self.place / name).parent for name in self.digests)}:
+                    sync_directory(folder)
                 self.place.rename(self._state)
                 sync_directory(self._state.parent)
 

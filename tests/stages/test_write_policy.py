@@ -90,6 +90,20 @@ def test_a_state_that_cannot_be_written_is_told_when_it_is_waited_for(tmp_path, 
     assert not (tmp_path / "state").exists()
 
 
+def test_a_state_that_another_process_puts_in_place_first_is_there(tmp_path, monkeypatch):
+    learner = Learner(OptimizerConfig())
+    learner.load(resolve_policy("starter"))
+    real = state_files.sync_directory
+
+    def overtaken(folder):
+        if folder.name == "state.tmp":
+            folder.rename(tmp_path / "state")
+        real(folder)
+
+    monkeypatch.setattr(state_files, "sync_directory", overtaken)
+    assert set(learner.save_state(tmp_path / "state")) == {file.name for file in (tmp_path / "state").iterdir()}
+
+
 def test_ctrl_c_while_a_state_is_taken_is_ctrl_c(tmp_path, monkeypatch):
     learner = Learner(OptimizerConfig())
     learner.load(resolve_policy("starter"))
