@@ -62,8 +62,8 @@ def remade_state(since: Sequence[Trained], scratch: Path, learner: Learner) -> P
         digests = maker.save_state(state)
     assert state is not None
     last = since[-1].output
-    recorded = {name: digest for name, digest in _manifest(since[-1]).files.items() if name.startswith("state/")}
-    if recorded == {f"state/{name}": digest for name, digest in digests.items()} and is_local(last):
+    recorded = _recorded(last)
+    if recorded == digests and is_local(last):
         if learner.world.is_main:
             with write_errors(last / "state"):
                 state.rename(last / "state")
@@ -83,10 +83,16 @@ def check_state(state: Path) -> None:
         raise InputError(
             f"`{state}` has been pruned", hint="Train the newest step, or keep more with `loop.keep_states`"
         )
-    for name, digest in read_manifest(state.parent, stage="train").files.items():
-        path = state.parent / name
-        if name.startswith("state/") and path.is_file() and cached_digest(path) != digest:
+    for name, digest in _recorded(state.parent).items():
+        path = state / name
+        if path.is_file() and cached_digest(path) != digest:
             raise InputError(f"`{path}` has another digest than its manifest says", hint="Train that step again")
+
+
+def _recorded(train: Path) -> dict[str, str]:
+    """Return the digests of the files of the state that a train left, by their names."""
+    folder, files = "state/", read_manifest(train, stage="train").files
+    return {name.removeprefix(folder): digest for name, digest in files.items() if name.startswith(folder)}
 
 
 def _manifest(made: Trained) -> Manifest:

@@ -23,11 +23,6 @@ from nanoskyrl.stages.core.storage import TEMPORARY, make_directory, remove_tree
 from nanoskyrl.stages.learning.process_group import ProcessGroup
 
 
-def unfinished(state: Path) -> Path:
-    """Return where a state's files lie until all of them are there."""
-    return state.with_name(state.name + TEMPORARY)
-
-
 class StateFiles:
     """One state on its way into place; every process has its own files of it."""
 
@@ -42,7 +37,7 @@ class StateFiles:
         Raises:
             OutputError: its place cannot be made.
         """
-        self.place, self.digests = unfinished(state), dict[str, str]()
+        self.place, self.digests = state.with_name(state.name + TEMPORARY), dict[str, str]()
         """Where libraries may put files of their own; and the digest of every file, by its name in the state."""
         self._state, self._world, self._beside = state, world, beside
         self._files: dict[Path, list[Any]] = {}

@@ -159,9 +159,8 @@ def read_ahead(path: str) -> Iterator[tuple[str, torch.Tensor]]:
 def _taken(reading: "deque[tuple[str, Future[torch.Tensor], int]]") -> tuple[str, torch.Tensor]:
     name, found, _ = reading.popleft()
     tensor = found.result()
-    tensor.record_stream(
-        torch.cuda.current_stream()
-    )  # made on another: its memory is not given away before this is done
+    # Made on another stream: its memory is not given away before this one is done with it.
+    tensor.record_stream(torch.cuda.current_stream())
     return name, tensor
 
 
@@ -225,10 +224,10 @@ class Extension:
                     seen.add(id(parameter))
                     add(buckets, f"{name}.{short}", sums)
         # One wait for all: there are hundreds of weights.
-        for (name, _), sums in zip(
-            on_gpu, torch.stack([each for _, each in on_gpu]).cpu() if on_gpu else (), strict=True
-        ):
-            add(buckets, name, read_sums(sums))
+        if on_gpu:
+            names, sums = zip(*on_gpu, strict=True)
+            for name, found in zip(names, torch.stack(sums).cpu(), strict=True):
+                add(buckets, name, read_sums(found))
         return {"sums": {name: [str(s) for s in sums] for name, sums in buckets.items()}, "stale": stale}
 
     def skyrl_adapter_checksum(self) -> dict[str, Any]:
