@@ -13,7 +13,9 @@ split train or test is that of the same name. Without a revision, a later run ma
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from nanoskyrl.envs.base import Message, Task
@@ -22,7 +24,7 @@ from nanoskyrl.envs.graders.golds import golds_of
 from nanoskyrl.envs.graders.reading import REASONING, last_box
 from nanoskyrl.envs.messages import tidy_messages
 from nanoskyrl.stages.core.checked import FILE, Checked, PositiveInt
-from nanoskyrl.stages.core.digests import digest_json
+from nanoskyrl.stages.core.digests import digest_json, digest_path
 from nanoskyrl.stages.core.errors import InputError, SettingsError, did_you_mean, told_as
 from nanoskyrl.stages.core.storage import as_path
 
@@ -37,7 +39,7 @@ HUB = "hub:"
 
 
 def read_tasks(data: str, split: str, columns: Mapping[str, str] = {}) -> list[Task]:
-    """Return the tasks of a file or folder, in its order.
+    """Return the tasks of a file or folder, in its order; read once, while it stays as it is, and the hub once.
 
     Args:
         data: Where it is, or `hub:` and its name on the hub.
@@ -52,8 +54,17 @@ def read_tasks(data: str, split: str, columns: Mapping[str, str] = {}) -> list[T
         raise SettingsError(
             f"`columns` names `{unknown[0]}`", hint=did_you_mean(unknown[0], COLUMNS) or f"Name {', '.join(COLUMNS)}"
         )
+    digest = None
+    if not data.startswith(HUB):
+        with suppress(Exception):  # whatever a remote file system raises: reading says what is wrong
+            digest = digest_path(as_path(data))
+    return [*_tasks(data, digest, split, tuple(columns.items()))]
+
+
+@lru_cache(maxsize=8)  # a loop asks again at every step
+def _tasks(data: str, digest: str | None, split: str, columns: tuple[tuple[str, str], ...]) -> list[Task]:
     rows = list(_hub_rows(data.removeprefix(HUB), split)) if data.startswith(HUB) else read_rows(data, split=split)
-    rows = [(place, _named(row, place, columns)) for place, row in rows]
+    rows = [(place, _named(row, place, dict(columns))) for place, row in rows]
     tasks = [_task(row, place, split) for place, row in rows]
     seen: dict[str, str] = {}
     for index, ((place, row), task) in enumerate(zip(rows, tasks, strict=True)):

@@ -77,10 +77,10 @@ def cached_digest(file: Path) -> str:
 def digest_path(path: Path) -> str:
     """Return the digest of a file, or of a folder: of the names and digests of its files, hidden ones left out."""
     if not path.is_dir():
-        return digest_file(path)
+        return cached_digest(path)
     files = sorted(file for file in path.rglob("*") if file.is_file())
     names = {str(file.relative_to(path)): file for file in files}
-    return digest_json({name: digest_file(file) for name, file in names.items() if not name.startswith(".")})
+    return digest_json({name: cached_digest(file) for name, file in names.items() if not name.startswith(".")})
 
 
 def canonical_json(value: Any) -> str:

@@ -1,8 +1,8 @@
 """The files of an optimizer's state, written beside the steps that follow.
 
-`torch.save` is asked for the bytes at once, of copies of the tensors on the host: so digests are known
-before anything is on disk, and the next step begins while the bytes are written. A state is in its place once
-all of its files are: a killed process leaves none, as if it had never been asked for.
+`torch.save` is asked for the bytes at once, of copies of the tensors on the host: so digests are known, and the
+next step begins, while the bytes are written. A state is in its place once all of its files are: a killed process
+leaves none, as if it had never been asked for.
 """
 
 import contextlib
@@ -22,6 +22,9 @@ from nanoskyrl.stages.core.digests import digest_file
 from nanoskyrl.stages.core.storage import TEMPORARY, make_directory, remove_tree, sync_directory, write_errors
 from nanoskyrl.stages.learning.process_group import ProcessGroup
 
+HASHED_AT_ONCE = 1 << 23
+"""Bytes that are worth a hop to the thread that hashes them."""
+
 
 class StateFiles:
     """One state on its way into place; every process has its own files of it."""
@@ -40,7 +43,7 @@ class StateFiles:
         self.place, self.digests = state.with_name(state.name + TEMPORARY), dict[str, str]()
         """Where libraries may put files of their own; and the digest of every file, by its name in the state."""
         self._state, self._world, self._beside = state, world, beside
-        self._files: dict[Path, list[Any]] = {}
+        self._files: dict[Path, _Pieces] = {}
         if world.is_main:
             for old in (state, self.place):
                 remove_tree(old)
@@ -59,8 +62,7 @@ class StateFiles:
             _interrupted_as_such(),
         ):
             torch.save(value, pieces)  # pyright: ignore[reportArgumentType] - it takes what can write and flush
-        self._files[Path(path)] = pieces.kept
-        self.digests[Path(path).relative_to(self.place).as_posix()] = pieces.hasher.hexdigest()
+        self._files[Path(path)] = pieces
 
     def _on_host(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.detach()
@@ -75,27 +77,35 @@ class StateFiles:
             OutputError: where it is not done beside what follows, they cannot be written.
         """
         if self._world.is_main:  # libraries' own small files
-            there = {path.relative_to(self.place).as_posix(): path for path in self.place.rglob("*") if path.is_file()}
+            there = {self._name(path): path for path in self.place.rglob("*") if path.is_file()}
             self.digests |= {name: digest_file(path) for name, path in there.items()}
+        pool = ThreadPoolExecutor(1, thread_name_prefix="state")
+        written = pool.submit(self._write_files)
+        self.digests |= {self._name(path): pieces.digest() for path, pieces in self._files.items()}
         for each in self._world.gather(self.digests):
             self.digests |= each
-        pool = ThreadPoolExecutor(1, thread_name_prefix="state")
-        done = pool.submit(self._put)
+        done = pool.submit(self._put_in_place, written)
         pool.shutdown(wait=False)
         if not self._beside:
             done.result()
             self._world.barrier()
         return done
 
-    def _put(self) -> None:
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.place).as_posix()
+
+    def _write_files(self) -> None:
         for path, pieces in self._files.items():
             with write_errors(self._state / path.relative_to(self.place)):
                 half = path.with_name(path.name + TEMPORARY)
                 with half.open("wb") as file:
-                    file.writelines(pieces)
+                    file.writelines(pieces.kept)
                     file.flush()
                     os.fsync(file.fileno())
                 half.replace(path)
+
+    def _put_in_place(self, written: Future[None]) -> None:
+        written.result()
         self._files.clear()
         with contextlib.suppress(FileNotFoundError):  # another process was as fast, and has put it in place
             if all((self.place / name).is_file() for name in self.digests):
@@ -121,7 +131,8 @@ class _Pieces:
 
     def __init__(self, value: Any) -> None:
         self.kept: list[Any] = []
-        self.hasher = blake3(max_threads=blake3.AUTO)
+        self._hasher, self._new, self._size = blake3(max_threads=blake3.AUTO), list[Any](), 0
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="digest")
         storages: dict[int, np.ndarray] = {}
 
         def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -134,11 +145,30 @@ class _Pieces:
 
     def write(self, data: memoryview) -> int:
         """Take bytes that are gone afterwards, but those of a tensor."""
-        self.hasher.update(data)
         address = np.frombuffer(data, np.uint8).ctypes.data if len(data) else 0
         held = self._storages.get(address)
         self.kept.append(bytes(data) if held is None or held.size < len(data) else held[: len(data)].data)
+        self._new.append(self.kept[-1])
+        self._size += len(data)
+        if self._size >= HASHED_AT_ONCE:
+            self._hash()
         return len(data)
 
     def flush(self) -> None:
         """Do nothing: torch asks for it."""
+
+    def digest(self) -> str:
+        """Return the digest of all."""
+        self._hash().result()
+        self._hashing.shutdown()
+        return self._hasher.hexdigest()
+
+    def _hash(self) -> Future[None]:
+        """Hash what is new, while torch continues."""
+
+        def update(new: list[Any]) -> None:
+            for piece in new:
+                self._hasher.update(piece)
+
+        new, self._new, self._size = self._new, [], 0
+        return self._hashing.submit(update, new)

@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 from running import data_file
 
-from nanoskyrl.envs.datasets import read_tasks
+from nanoskyrl.envs.datasets import read_rows, read_tasks
 from nanoskyrl.envs.graders.answers import same_answer
 from nanoskyrl.envs.worlds.text_math.environment import TextMath, TextMathConfig
 from nanoskyrl.stages.core.errors import InputError
@@ -158,6 +158,22 @@ def test_gsm8k_s_rows_are_read_with_the_right_answers(tmp_path):
 
 
 # Lines
+
+
+def test_a_file_is_read_again_only_once_it_has_changed(tmp_path, monkeypatch):
+    path, read = tmp_path / "tasks.jsonl", []
+    real = read_rows
+    monkeypatch.setattr("nanoskyrl.envs.datasets.read_rows", lambda *a, **k: read.append(a) or real(*a, **k))
+    for answers in (["1"], ["1"], ["2"], ["2", "3"], ["2", "3"]):  # with a size that stays, and one that does not
+        lines = [json.dumps({"question": f"q{i}", "answer": answer}) for i, answer in enumerate(answers)]
+        if not path.exists() or path.read_text() != "\n".join(lines):
+            path.write_text("\n".join(lines))
+        tasks = read_tasks(str(path), "train")
+        assert [task.ground_truth for task in tasks] == answers
+        tasks.clear()  # what one caller does with its list, another does not see
+    assert len(read) == 3
+    assert read_tasks(str(path), "test")[0].split == "test"
+    assert read_tasks(str(path), "train", {"prompt": "answer"})[0].prompt == "2"
 
 
 def test_windows_line_ends_and_blank_lines_mean_nothing(tmp_path):

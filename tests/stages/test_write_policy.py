@@ -104,6 +104,15 @@ def test_a_state_that_another_process_puts_in_place_first_is_there(tmp_path, mon
     assert set(learner.save_state(tmp_path / "state")) == {file.name for file in (tmp_path / "state").iterdir()}
 
 
+@pytest.mark.parametrize("at_once", [1, 10_000, 1 << 30])
+def test_a_state_is_hashed_in_pieces_as_its_files_would_be(tmp_path, monkeypatch, at_once):
+    monkeypatch.setattr(state_files, "HASHED_AT_ONCE", at_once)
+    learner = Learner(OptimizerConfig())
+    learner.load(resolve_policy("starter"))
+    digests = learner.save_state(tmp_path / "state")
+    assert digests == {file.name: digest_file(file) for file in (tmp_path / "state").iterdir()}
+
+
 def test_ctrl_c_while_a_state_is_taken_is_ctrl_c(tmp_path, monkeypatch):
     learner = Learner(OptimizerConfig())
     learner.load(resolve_policy("starter"))
