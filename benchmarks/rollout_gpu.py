@@ -68,7 +68,7 @@ def main():
     for number, measure in enumerate(given["measures"]):
         def params(i):
             return SamplingParams(
-                temperature=1.0, max_tokens=given["new"], ignore_eos=True, stop_token_ids=[256],
+                temperature=1.0, max_tokens=given["new"], ignore_eos=True,
                 logprobs=measure.get("logprobs"), detokenize=measure.get("detokenize", False),
                 seed=1000 + i if measure.get("seeded") else None,
                 flat_logprobs=measure.get("flat", False) and measure.get("logprobs") is not None,
@@ -399,6 +399,7 @@ def step_rollout(bench: Bench) -> None:
     for way in ways if bench.args.both_seeds else ways[:1]:
 
         def work(engine: Any, way: dict[str, Any] = way) -> None:
+            engine._stop_list = []  # nor does raw end before it has as many tokens as were asked for
             for again in range(4):  # the first warms up; raw, too, computes its prompts each time
                 cached = again == 3
                 for server in () if cached else engine.supervisor.living:
