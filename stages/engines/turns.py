@@ -330,7 +330,7 @@ class Attempt:
         assert self.stop_reason is not None
         tokens = isinstance(self.engine, TokenEngine)
         with_logprobs = tokens and self.sampling.logprobs_mode != "recomputed"
-        decode = self.speech.decode if isinstance(self.speech, Renderer) else None
+        renderer = self.speech if isinstance(self.speech, Renderer) else None
         actions = "\n".join(turn.action for turn in segment.turns)
         return Trajectory(
             **{name: getattr(self.identity, name) for name in IDENTITY},
@@ -346,10 +346,10 @@ class Attempt:
             response_ids=np.array(segment.response_ids, np.int32) if tokens else None,
             loss_mask=np.array(segment.loss_mask, np.int8) if tokens else None,
             rollout_logprobs=np.array(segment.rollout_logprobs, np.float32) if with_logprobs else None,
-            prompt=decode(segment.prompt_ids)
-            if decode
+            prompt=renderer.decode_prompt(segment.prompt_ids)
+            if renderer
             else "\n".join(str(m["content"]) for m in self.messages if m["role"] in ("system", "user")),
-            response=decode(segment.response_ids) if decode else actions,
+            response=renderer.decode(segment.response_ids) if renderer else actions,
             messages=segment.messages or self.messages,
             turns=segment.turns,
             status=STOP_REASONS[self.stop_reason],

@@ -54,6 +54,7 @@ class Renderer:
         self.template = ChatTemplate(tokenizer, arguments or {}, tool_format)
         self.control = ControlTokens(tokenizer)
         self._prompts: dict[Any, tuple[Any, list[int]]] = {}  # siblings of a group begin the same way
+        self._decoded: tuple[list[int], str] = ([], "")
         self._others: dict[str, Renderer] = {}
 
     def under(self, arguments: Mapping[str, Any], tool_format: str) -> "Renderer":
@@ -260,6 +261,14 @@ class Renderer:
         if fast is not None:  # the same without transformers' look at every element's type
             return fast.decode(list(ids), skip_special_tokens=False)
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def decode_prompt(self, ids: list[int]) -> str:
+        """As `decode`; siblings of a group, which follow one another, begin the same way and are decoded once."""
+        kept, text = self._decoded
+        if kept != ids:
+            text = self.decode(ids)
+            self._decoded = list(ids), text
+        return text
 
 
 def answering(said: Message, observations: Sequence[Message]) -> list[Message]:

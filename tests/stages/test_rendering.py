@@ -104,6 +104,19 @@ def test_the_starter_tokenizer_gives_back_what_it_was_given(text):
     assert r.decode(r.encode(text)) == text
 
 
+def test_a_prompt_s_text_is_its_own_whatever_was_decoded_before():
+    renderer = Renderer(load_tokenizer(resolve_policy("starter")))
+    one, two = renderer.encode("one plus two"), renderer.encode("seven")
+    assert [renderer.decode_prompt(ids) for ids in (one, list(one), two, one)] == [
+        *["one plus two"] * 2,
+        "seven",
+        "one plus two",
+    ]
+    one += two
+    assert renderer.decode_prompt(one) == renderer.decode(one)
+    assert renderer.decode_prompt([]) == ""
+
+
 def test_every_tag_is_one_token_of_the_starter():
     r = renderer()
     for tag in ("<answer>", "</answer>", "<tool_call>", "</tool_call>", "<|im_start|>", "<|im_end|>"):

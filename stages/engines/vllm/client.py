@@ -7,7 +7,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ TRIES = 4
 
 
 LARGEST_TOKEN = 1 << 31
-LARGEST_LOG_PROB = 1e-3
+LARGEST_LOG_PROB, LEAST_LOG_PROB = 1e-3, float(np.finfo(np.float32).min)
 """Nats: rounding may make a probability a little larger than 1."""
 
 
@@ -167,8 +166,8 @@ class Client:
 
     async def complete(
         self, name: str, ids: Sequence[int], sampling: Mapping[str, Any], *, want_logprobs: bool
-    ) -> tuple[list[int], list[float] | None, str]:
-        """Return sampled tokens, their nats, and why it ended.
+    ) -> tuple[list[int], np.ndarray | None, str]:
+        """Return sampled tokens, their nats (float32), and why it ended.
 
         Raises:
             Lost: among others, where the answer lacks a part.
@@ -184,8 +183,10 @@ class Client:
         try:
             choice = found["choices"][0]
             tokens = choice["token_ids"]
-            nats = [float(value) for value in choice["logprobs"]["token_logprobs"]] if want_logprobs else None
-            return _checked(tokens, nats, choice["finish_reason"])
+            if not all(type(token) is int for token in tokens):
+                raise ValueError("tokens")
+            nats = np.array(choice["logprobs"]["token_logprobs"], float) if want_logprobs else None
+            return _checked(np.array(tokens), nats, choice["finish_reason"])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise Lost(f"the answer has no {error}") from error
 
@@ -208,28 +209,28 @@ class Client:
 
     async def _tokens(
         self, name: str, ids: Sequence[int], sampling: Mapping[str, Any], want_logprobs: bool
-    ) -> tuple[list[int], list[float] | None, str]:
+    ) -> tuple[list[int], np.ndarray | None, str]:
         """As `complete`, on our own path, which writes no text."""
         body = {"model": name, "token_ids": list(ids), "sampling": dict(sampling), "logprobs": want_logprobs}
         found = await self.once("POST", TOKENS_PATH, body)
         try:
-            tokens = np.frombuffer(base64.b64decode(found["token_ids"]), "<i4").tolist()
-            nats = np.frombuffer(base64.b64decode(found["logprobs"]), "<f4").tolist() if want_logprobs else None
+            tokens = np.frombuffer(base64.b64decode(found["token_ids"]), "<i4")
+            nats = np.frombuffer(base64.b64decode(found["logprobs"]), "<f4") if want_logprobs else None
             return _checked(tokens, nats, found["finish_reason"])
         except (KeyError, TypeError, ValueError) as error:
             raise Lost(f"the answer is torn: {error}") from error
 
 
-def _checked(tokens: Any, nats: list[float] | None, reason: Any) -> tuple[list[int], list[float] | None, str]:
-    if not tokens or (nats is not None and len(nats) != len(tokens)):
-        raise Lost(f"the answer has {len(tokens or ())} tokens and {len(nats or ())} log-probs")
-    if not all(type(token) is int and 0 <= token < LARGEST_TOKEN for token in tokens):
+def _checked(tokens: np.ndarray, nats: np.ndarray | None, reason: Any) -> tuple[list[int], np.ndarray | None, str]:
+    if not tokens.size or (nats is not None and nats.shape != tokens.shape):
+        raise Lost(f"the answer has {tokens.size} tokens and {0 if nats is None else nats.size} log-probs")
+    if tokens.min() < 0 or tokens.max() >= LARGEST_TOKEN:
         raise Lost("the answer's tokens are none")
-    if nats is not None and not all(nat <= LARGEST_LOG_PROB and nat > -math.inf for nat in nats):  # NaN is neither
+    if nats is not None and not ((nats <= LARGEST_LOG_PROB) & (nats >= LEAST_LOG_PROB)).all():  # NaN is neither
         raise Lost("the answer's log-probs are none")
     if reason not in ("stop", "length"):
         raise Lost(f"the answer ended with {reason!r}")  # abort, error: sampled to no end
-    return list(tokens), nats, reason
+    return tokens.tolist(), None if nats is None else nats.astype(np.float32, copy=False), reason
 
 
 def sampling_body(

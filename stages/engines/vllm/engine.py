@@ -12,8 +12,6 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from nanoskyrl.stages.core.errors import EngineError, SettingsError
 from nanoskyrl.stages.engines.base import Generation, Request, SamplingParams, ServedEngine
 from nanoskyrl.stages.engines.vllm.client import Lost, Refused, sampling_body
@@ -83,12 +81,11 @@ class VllmEngine(ServedEngine):
             era = server.era
             server.open += 1
             try:
-                tokens, nats, reason = await server.client.complete(
+                tokens, logprobs, reason = await server.client.complete(
                     server.name, request.prompt_ids, body, want_logprobs=wanted
                 )
                 if reason == "stop" and tokens[-1] not in self._stop_list:
                     reason = "stop_string"
-                logprobs = None if nats is None else np.array(nats, np.float32)
                 return Generation(token_ids=tokens, rollout_logprobs=logprobs, finish_reason=reason)
             except Refused as refused:
                 if refused.status in (401, 403):
