@@ -86,7 +86,7 @@ LoraOption = Annotated[int | None, typer.Option("--lora-rank", help="0 trains th
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would come out, and change nothing.")]
 ExecutorOption = Annotated[
     str | None,
-    typer.Option("--executor", help="local, or ray: workers on a cluster, as [ray] says.", show_default=False),
+    typer.Option("--executor", help="local, or ray: workers on a cluster, as table `ray` says.", show_default=False),
 ]
 SourceArgument = Annotated[
     str | None,

@@ -29,7 +29,7 @@ def show(
     sort: Annotated[
         str | None, typer.Option(help="Order by a fact; with - before it, the largest first.", show_default=False)
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Lines of a table. [default: 10, of steps 40]")] = None,
+    limit: Annotated[int | None, typer.Option(help="Lines of a table. Default 10, of steps 40.")] = None,
     by: Annotated[
         str | None, typer.Option(help="Rows together by group, task, env or step.", show_default=False)
     ] = None,

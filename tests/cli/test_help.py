@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+from rich.markup import render
 
 from nanoskyrl_cli.main import COMMANDS, loaded, run
 
@@ -44,6 +45,12 @@ def test_help_lists_each_command_by_its_first_line_and_imports_none(capsys):
 def test_every_command_has_help_with_an_example(command, capsys):
     assert run([command, "--help"]) == 0
     assert f"skyrl {command}" in capsys.readouterr().out.split("Example:")[1]
+
+
+@pytest.mark.parametrize("command", NAMES)
+def test_help_shows_all_that_its_options_say(command):
+    said = [option.help for option in loaded(command).params if getattr(option, "help", None)]
+    assert [render(text).plain for text in said] == said  # words in brackets would be markup
 
 
 def test_without_a_command_the_help_is_shown(capsys):
