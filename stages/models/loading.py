@@ -22,6 +22,8 @@ warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprec
 # Whoever imports it, peft too, would read which kernels it does not find on a CPU.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
+ALIGNED = 64
+"""Bytes to which torch aligns what it allocates on a CPU."""
 GARBAGE = (700, 10, 10)
 """Python's own thresholds of its collector, which the command `skyrl` raises while it imports."""
 
@@ -85,9 +87,21 @@ def load_model(path: Path, *, dtype: "torch.dtype", device: str, quantization: s
 
         with read_errors(f"the adapter `{path}`", "Check its config and weights, and that it belongs to this base"):
             model = PeftModel.from_pretrained(model, str(path), is_trainable=True, autocast_adapter_dtype=False)
-    if device != "cpu":
+    if device == "cpu":
+        _align(model)
+    else:
         gc.set_threshold(*GARBAGE)  # memory of a GPU that cycles hold cannot wait as long
     return model if quantization else cast(Any, model).to(device)
+
+
+def _align(model: Any) -> None:
+    """Move weights that lie in a file, at whatever place its header left them, to where torch would have put them.
+
+    Some products of a single row give other last digits by where a weight begins, and a policy is the same in any file.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.data_ptr() % ALIGNED:
+            tensor.data = tensor.data.clone()
 
 
 def _quantized(dtype: "torch.dtype", device: str) -> dict[str, Any]:

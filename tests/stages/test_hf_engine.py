@@ -1,6 +1,9 @@
+import shutil
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tolerances import LOGITS, PASS, assert_close
 
 from nanoskyrl.stages.core.errors import InputError
@@ -34,6 +37,19 @@ def test_the_same_requests_give_the_same_bytes(up):
     first, second = (up.generate(requests(up), SamplingParams()) for _ in range(2))
     assert [g.token_ids for g in first] == [g.token_ids for g in second]
     assert all(a.rollout_logprobs.tobytes() == b.rollout_logprobs.tobytes() for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("length", [1, 9, 17, 25, 33, 41, 49, 57])
+def test_where_weights_lie_in_their_file_changes_no_byte(up, tmp_path, length):
+    policy = tmp_path / "policy"
+    shutil.copytree(resolve_policy("starter"), policy)
+    weights = policy / "model.safetensors"
+    save_file(load_file(weights), weights, metadata={"format": "pt", "more": "m" * length})  # the header grows
+    made = HfEngine(HfConfig(device="cpu"))
+    made.load(policy)
+    assert {weight.data_ptr() % 64 for weight in made._model.parameters()} == {0}
+    first, second = (each.generate(requests(up, count=1), SamplingParams()) for each in (up, made))
+    assert [g.rollout_logprobs.tobytes() for g in first] == [g.rollout_logprobs.tobytes() for g in second]
 
 
 @pytest.mark.parametrize("size", [1, 5, 7])
