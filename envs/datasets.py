@@ -65,6 +65,8 @@ def read_tasks(data: str, split: str, columns: Mapping[str, str] = {}) -> list[T
 def _tasks(data: str, digest: str | None, split: str, columns: tuple[tuple[str, str], ...]) -> list[Task]:
     rows = list(_hub_rows(data.removeprefix(HUB), split)) if data.startswith(HUB) else read_rows(data, split=split)
     rows = [(place, _named(row, place, dict(columns))) for place, row in rows]
+    if digest is not None and digest_path(as_path(data)) != digest:
+        raise InputError(f"data set `{data}` changed while it was read", hint="Start again once it is whole")
     tasks = [_task(row, place, split) for place, row in rows]
     seen: dict[str, str] = {}
     for index, ((place, row), task) in enumerate(zip(rows, tasks, strict=True)):

@@ -17,7 +17,7 @@ from typing import Literal
 
 from nanoskyrl.stages.core.checked import PATH, PATH_OR_NAME, PLACE, Checked, NonNegativeInt
 from nanoskyrl.stages.core.errors import InputError, SettingsError
-from nanoskyrl.stages.core.manifest import is_finished
+from nanoskyrl.stages.core.manifest import is_finished, read_manifest
 from nanoskyrl.stages.core.metrics import METRICS
 from nanoskyrl.stages.core.pipeline import STAGES
 from nanoskyrl.stages.core.storage import entries, is_local
@@ -70,6 +70,18 @@ class Trained:
     """What it started from."""
     state: Path | None
     """The optimizer's state that it started from, written or not; None: it began afresh."""
+
+
+def state_digests(train: Path) -> dict[str, str]:
+    """Return the digests of the files of the optimizer's state that a train left, by their names."""
+    folder, files = "state/", read_manifest(train, stage="train").files
+    return {name.removeprefix(folder): digest for name, digest in files.items() if name.startswith(folder)}
+
+
+def has_state(train: Path) -> bool:
+    """Say whether the optimizer's state that a train left is there, with all of its files."""
+    state = train / "state"
+    return state.is_dir() and all((state / name).is_file() for name in state_digests(train))
 
 
 @dataclass(frozen=True, slots=True)

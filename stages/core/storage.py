@@ -191,11 +191,15 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[IO[Any]]:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(path.name + TEMPORARY)
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
+        try:
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+        except OSError:  # a full disk gets its room back
+            temporary.unlink(missing_ok=True)
+            raise
         try:
             temporary.replace(path)
         except FileNotFoundError as error:  # what was just written is gone: somebody else put it in place

@@ -16,7 +16,7 @@ from nanoskyrl.stages.core.config import stage_config
 from nanoskyrl.stages.core.digests import cached_digest, derive_seed
 from nanoskyrl.stages.core.errors import InputError, Notice
 from nanoskyrl.stages.core.manifest import Manifest, read_manifest
-from nanoskyrl.stages.core.runs import Trained
+from nanoskyrl.stages.core.runs import Trained, has_state, state_digests
 from nanoskyrl.stages.core.storage import TEMPORARY, is_local, remove_tree, sync_directory, write_errors
 from nanoskyrl.stages.learning.learner import Learner
 from nanoskyrl.stages.learning.recipe import Recipe, recipe_of
@@ -62,10 +62,11 @@ def remade_state(since: Sequence[Trained], scratch: Path, learner: Learner) -> P
         digests = maker.save_state(state)
     assert state is not None
     last = since[-1].output
-    recorded = _recorded(last)
+    recorded = state_digests(last)
     if recorded == digests and is_local(last):
         if learner.world.is_main:
             with write_errors(last / "state"):
+                remove_tree(last / "state")  # of which files are missing
                 state.rename(last / "state")
                 sync_directory(last)
         return last / "state"
@@ -79,20 +80,16 @@ def remade_state(since: Sequence[Trained], scratch: Path, learner: Learner) -> P
 
 def check_state(state: Path) -> None:
     """Raise InputError if an optimizer's state is gone, or is not the one that was written."""
-    if not state.is_dir():
+    if not has_state(state.parent):
         raise InputError(
             f"`{state}` has been pruned", hint="Train the newest step, or keep more with `loop.keep_states`"
         )
-    for name, digest in _recorded(state.parent).items():
-        path = state / name
-        if path.is_file() and cached_digest(path) != digest:
-            raise InputError(f"`{path}` has another digest than its manifest says", hint="Train that step again")
-
-
-def _recorded(train: Path) -> dict[str, str]:
-    """Return the digests of the files of the state that a train left, by their names."""
-    folder, files = "state/", read_manifest(train, stage="train").files
-    return {name.removeprefix(folder): digest for name, digest in files.items() if name.startswith(folder)}
+    for name, digest in state_digests(state.parent).items():
+        if cached_digest(state / name) != digest:
+            raise InputError(
+                f"`{state / name}` has another digest than its manifest says",
+                hint=f"Delete `{state}`: the state is then made again from the steps before",
+            )
 
 
 def _manifest(made: Trained) -> Manifest:

@@ -98,11 +98,14 @@ class StateFiles:
         for path, pieces in self._files.items():
             with write_errors(self._state / path.relative_to(self.place)):
                 half = path.with_name(path.name + TEMPORARY)
-                with half.open("wb") as file:
-                    file.writelines(pieces.kept)
-                    file.flush()
-                    os.fsync(file.fileno())
-                half.replace(path)
+                try:
+                    with half.open("wb") as file:
+                        file.writelines(pieces.kept)
+                        file.flush()
+                        os.fsync(file.fileno())
+                    half.replace(path)
+                finally:
+                    half.unlink(missing_ok=True)  # a full disk gets its room back
 
     def _put_in_place(self, written: Future[None]) -> None:
         written.result()

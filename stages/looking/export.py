@@ -13,7 +13,14 @@ from nanoskyrl.stages.core.runs import NUMBER, Run
 from nanoskyrl.stages.core.storage import as_path, as_usual, make_directory, sync_tree, write_errors
 from nanoskyrl.stages.engines.task_order import weights_of
 from nanoskyrl.stages.looking.eval_report import summary_of
-from nanoskyrl.stages.models.policy import check_policy, is_adapter, policy_digest, policy_files, read_info
+from nanoskyrl.stages.models.policy import (
+    check_policy,
+    check_trained,
+    is_adapter,
+    policy_digest,
+    policy_files,
+    read_info,
+)
 
 CARD = "README.md"
 
@@ -70,6 +77,7 @@ def export(run: Run, version: int, output: Path, config: ExportConfig = ExportCo
     """
     policy = run.policy(version)
     check_policy(policy)
+    check_trained(run, version)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise OutputError(f"`{output}` is there already", hint="Name another directory, or delete it")
     make_directory(output.parent)

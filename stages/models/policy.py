@@ -18,7 +18,8 @@ from typing import Any
 from nanoskyrl.stages.core.digests import cached_digest, digest_bytes, digest_json
 from nanoskyrl.stages.core.errors import InputError, NanoskyrlError, OutputError, did_you_mean
 from nanoskyrl.stages.core.leftovers import remove_leftovers, scratch_beside
-from nanoskyrl.stages.core.runs import POLICY_JSON, is_published
+from nanoskyrl.stages.core.manifest import is_finished, read_manifest
+from nanoskyrl.stages.core.runs import POLICY_JSON, Run, is_published
 from nanoskyrl.stages.core.storage import (
     as_path,
     at_hand,
@@ -120,6 +121,18 @@ def check_policy(path: Path) -> None:
         raise InputError(f"policy `{path}` has no tokenizer", hint="Save the tokenizer beside the weights")
     if not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
         raise InputError(f"policy `{path}` has no weights", hint="Save the model there with save_pretrained")
+
+
+def check_trained(run: Run, version: int) -> None:
+    """Raise InputError if a published policy of a run is not the one that the step before it trained."""
+    policy, made = run.policy(version), run.stage(version - 1, "train")
+    if version and is_finished(made) and read_manifest(made).facts.get("policy") not in (None, policy_digest(policy)):
+        raise another_policy(policy, version - 1)
+
+
+def another_policy(policy: Path, step: int) -> InputError:
+    """Return the error of a policy whose files are not those that a step trained."""
+    return InputError(f"`{policy}` is not what step {step} trained", hint="Its files were changed: see `skyrl verify`")
 
 
 def is_adapter(path: Path) -> bool:

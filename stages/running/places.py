@@ -12,10 +12,12 @@ from nanoskyrl.stages.core.errors import InputError, OutputError, SettingsError
 from nanoskyrl.stages.core.leftovers import scratch_beside
 from nanoskyrl.stages.core.manifest import Manifest, is_finished, read_manifest
 from nanoskyrl.stages.core.pipeline import pipeline
-from nanoskyrl.stages.core.runs import Run, RunConfig, Trained, is_published, step_of
+from nanoskyrl.stages.core.runs import Run, RunConfig, Trained, has_state, is_published, step_of
 from nanoskyrl.stages.core.storage import mirror_of
 from nanoskyrl.stages.models.policy import (
+    another_policy,
     check_policy,
+    check_trained,
     is_adapter,
     policy_digest,
     publish,
@@ -85,6 +87,7 @@ class Places:
                 f"policy {version} of run `{self.run.root}` is not published", hint="Run `skyrl sync` first"
             )
         check_policy(path)
+        check_trained(self.run, version)
         return path
 
     def newest_policy(self, name: str | None = None) -> Path:
@@ -125,9 +128,7 @@ class Places:
                 f"`{policy}` was made by `{made}`, which is not finished: there is no state to resume from",
                 hint=f"Train it again: `skyrl train --run {self.run.root} {self.run.stage(step - 1, 'advantage')}`",
             )
-        raise InputError(
-            f"`{policy}` is not what step {step - 1} trained", hint="Its files were changed: see `skyrl verify`"
-        )
+        raise another_policy(policy, step - 1)
 
     def updates_since(self, step: int | None) -> list[Trained]:
         """Return the updates before a step whose states are not there, the oldest first.
@@ -138,7 +139,7 @@ class Places:
         while step:
             step -= 1
             made = self.run.stage(step, "train")
-            if not is_finished(made) or (made / "state").is_dir():
+            if not is_finished(made) or has_state(made):
                 break
             manifest = read_manifest(made, stage="train")
             before = self.run.stage(step - 1, "train")

@@ -17,7 +17,7 @@ from nanoskyrl.stages.core.output import is_current
 from nanoskyrl.stages.core.own_stage import head_of_own, run_own
 from nanoskyrl.stages.core.pipeline import LEARNER, OURS
 from nanoskyrl.stages.core.registry import lookup
-from nanoskyrl.stages.core.runs import Run, RunConfig
+from nanoskyrl.stages.core.runs import Run, RunConfig, has_state
 from nanoskyrl.stages.engines.base import face_of
 from nanoskyrl.stages.learning.lag_defaults import of_lag
 from nanoskyrl.stages.models.policy import resolve_policy
@@ -161,7 +161,7 @@ class Preparation:
         named_state, state = state, state or self.places.state_of(step, policy)
 
         def alive() -> dict[str, Any]:
-            lacks = named_state is None and state is not None and not state.is_dir()
+            lacks = named_state is None and state is not None and not has_state(state.parent)
             in_run = step is not None and target == self.run.stage(step, "train")
             done = (step or 0) + 1
             return {

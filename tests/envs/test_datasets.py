@@ -176,6 +176,23 @@ def test_a_file_is_read_again_only_once_it_has_changed(tmp_path, monkeypatch):
     assert read_tasks(str(path), "train", {"prompt": "answer"})[0].prompt == "2"
 
 
+def test_a_file_that_changes_while_it_is_read_is_refused_and_read_anew(tmp_path, monkeypatch):
+    path, real = tmp_path / "tasks.jsonl", read_rows
+    lines = [json.dumps({"question": "q", "answer": answer}) for answer in ("1", "2")]
+    path.write_text(lines[0])
+
+    def overtaken(*args, **settings):
+        path.write_text(lines[1])
+        return real(*args, **settings)
+
+    monkeypatch.setattr("nanoskyrl.envs.datasets.read_rows", overtaken)
+    with pytest.raises(InputError, match="changed while it was read"):
+        read_tasks(str(path), "train")
+    monkeypatch.undo()
+    path.write_text(lines[0])
+    assert read_tasks(str(path), "train")[0].ground_truth == "1"
+
+
 def test_windows_line_ends_and_blank_lines_mean_nothing(tmp_path):
     tasks = read_bytes(tmp_path, b'{"prompt": "a", "answer": "1"}\r\n\r\n{"prompt": "b", "answer": "2"}\r\n')
     assert [(task.prompt, task.ground_truth) for task in tasks] == [("a", "1"), ("b", "2")]

@@ -21,6 +21,7 @@ from nanoskyrl.stages.core.pipeline import STAGES
 from nanoskyrl.stages.core.runs import Run
 from nanoskyrl.stages.core.shards import read_parts
 from nanoskyrl.stages.core.storage import locked
+from nanoskyrl.stages.looking.export import export
 from nanoskyrl.stages.looking.verify import verify
 from nanoskyrl.stages.running.loop import loop
 from nanoskyrl.stages.running.session import Session
@@ -82,6 +83,22 @@ def test_weights_and_state_that_were_swapped_are_not_trained_on(whole, tmp_path,
     shutil.copyfile(root / other.format(name), root / file.format(name))
     with pytest.raises(InputError, match=told):
         loop(Run(root), merge(SMALL, {"loop": {"steps": 3}}))
+
+
+def test_damaged_weights_are_refused_before_anything_is_sampled_or_exported(whole, tmp_path):
+    root = tmp_path / "run"
+    shutil.copytree(whole, root)
+    weights = root / "policies" / "00000002" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.unlink()  # published weights are hard links
+    weights.write_bytes(data)
+    with pytest.raises(InputError, match="is not what step 1 trained"):
+        loop(Run(root), merge(SMALL, {"loop": {"steps": 3}}))
+    assert not (root / "step-000002" / "rollout").exists()
+    with pytest.raises(InputError, match="is not what step 1 trained"):
+        export(Run(root), 2, tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
 
 
 def test_other_settings_are_refused_in_a_run_and_named(whole):

@@ -156,6 +156,15 @@ def test_a_state_that_is_gone_is_made_again_and_put_back_and_what_was_left_over_
     assert states(run, 5) == [False, False, False, True, False]
 
 
+def test_a_state_that_lacks_a_file_is_made_again(four_steps, tmp_path):
+    run = Run(tmp_path / "run")
+    shutil.copytree(four_steps.root, run.root)
+    (run.stage(3, "train") / "state" / "optimizer.pt").unlink()
+    loop(run, merge(state_every(2), {"loop": {"steps": 5}}))
+    assert state_bytes(run, 3) == state_bytes(four_steps, 3)
+    assert verify(run.root).holds
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -88,6 +88,7 @@ def test_a_state_that_cannot_be_written_is_told_when_it_is_waited_for(tmp_path, 
     with pytest.raises(OutputError, match=r"state/optimizer\.pt"):
         learner.settle()
     assert not (tmp_path / "state").exists()
+    assert not list(tmp_path.rglob("optimizer.pt*"))  # the disk gets its room back
 
 
 def test_a_state_that_another_process_puts_in_place_first_is_there(tmp_path, monkeypatch):
