@@ -37,6 +37,8 @@ from nanoskyrl.stages.core.trajectory import (
 
 JSON_COLUMNS = {"messages": "[]", "metadata": "{}", "reward_parts": "{}"}
 """Columns that hold JSON, and what stands for a null."""
+UNCHANGING = (str, int, float, bool, type(None))
+"""Types of fields that nobody can change in a row, whose fields cannot be set."""
 PIECE = 64
 """Rows of a table that are pickled together."""
 TURN_FIELDS = [field.name for field in TURN_TYPE]
@@ -220,11 +222,12 @@ class StoredTrajectory(Trajectory):
         rows = self._rows
         value = (rows.columns.get(name) or rows.column(name))[self._index]
         object.__setattr__(self, name, value)
-        object.__setattr__(self, "_read", True)
+        if not isinstance(value, UNCHANGING):
+            object.__setattr__(self, "_read", True)
         return value
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a row of a piece of the table, which is pickled once for all its rows, if none of it was read.
+        """Pickle as a row of a piece of the table, which is pickled once for all its rows, if no list of it was read.
 
         What was read may have been changed since, and a copy has that, too.
         """

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from nanoskyrl.stages.core.errors import InputError, SettingsError, told_as
 from nanoskyrl.stages.core.storage import as_usual, make_directory
 from nanoskyrl.stages.models.kv_cache import without_wrapper
+from nanoskyrl.stages.models.loading import align
 from nanoskyrl.stages.models.packing import Pack, hidden_states, is_packing, prepare_packing
 from nanoskyrl.stages.models.policy import CRITIC, check_critic
 from nanoskyrl.stages.models.remote_code import trust
@@ -117,6 +118,7 @@ def load_critic(policy: Path, model: Any, backbone: str | None, *, dtype: torch.
         kind = json.loads((folder / DESCRIPTION).read_bytes())["backbone"]
         decoder = AutoModel.from_pretrained(folder, dtype=dtype, **trust()) if kind == "own" else None
         if decoder is not None:
+            align(decoder)
             prepare_packing(decoder)
         critic = Critic(cast(nn.Module, decoder), base.config.get_text_config().hidden_size)
         critic.head.load_state_dict(load_file(folder / HEAD))

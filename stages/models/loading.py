@@ -88,13 +88,13 @@ def load_model(path: Path, *, dtype: "torch.dtype", device: str, quantization: s
         with read_errors(f"the adapter `{path}`", "Check its config and weights, and that it belongs to this base"):
             model = PeftModel.from_pretrained(model, str(path), is_trainable=True, autocast_adapter_dtype=False)
     if device == "cpu":
-        _align(model)
+        align(model)
     else:
         gc.set_threshold(*GARBAGE)  # memory of a GPU that cycles hold cannot wait as long
     return model if quantization else cast(Any, model).to(device)
 
 
-def _align(model: Any) -> None:
+def align(model: Any) -> None:
     """Move weights that lie in a file, at whatever place its header left them, to where torch would have put them.
 
     Some products of a single row give other last digits by where a weight begins, and a policy is the same in any file.

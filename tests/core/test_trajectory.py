@@ -266,6 +266,9 @@ def test_rows_that_are_pickled_together_hold_their_fields_and_travel_as_few_byte
     assert_same_rows(pickle.loads(data), rows[60:130])
     assert len(pickle.dumps(next(from_table(table)))) < 64 * 2000  # a piece, and not the table
     assert len(data) < 2.5 * len(pickle.dumps(next(from_table(table.slice(60, 70)))))
+    asked = list(from_table(table.slice(60, 70)))
+    assert {(one.trajectory_id, one.group_id, one.step_index) for one in asked}  # nobody can have changed these
+    assert len(pickle.dumps(asked)) == len(data)
     again = pickle.loads(pickle.dumps(pickle.loads(data)[65]))
     assert_same_rows([again], [rows[125]])
 
