@@ -70,6 +70,16 @@ def ahead(items: Iterator[T], watch: Stopwatch, name: str) -> Iterator[T]:
             yield item
 
 
+def in_turn(items: Iterator[T], watch: Stopwatch, name: str) -> Iterator[T]:
+    """Yield items, each made when its turn comes; that is noted by name."""
+    while True:
+        with watch(name):
+            item = next(items, _END)
+        if item is _END:
+            return
+        yield item
+
+
 class Behind:
     """Makes calls in their order in a thread, one behind those who ask; waiting for the one before is noted by name."""
 

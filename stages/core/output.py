@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from nanoskyrl.stages.core.at_once import Behind, ahead
+from nanoskyrl.stages.core.at_once import Behind, ahead, in_turn
 from nanoskyrl.stages.core.code import OtherCode, changed_modules, code_of
 from nanoskyrl.stages.core.config import with_later_keys
 from nanoskyrl.stages.core.digests import cached_digest, digest_bytes, digest_file
@@ -123,7 +123,8 @@ class Output:
     ) -> Iterator[pa.Table]:
         """Yield all parts in their order, once those that are missing are made and on their way into place.
 
-        One part is read and another one written while one is made: that is another processor's work.
+        One part is written while the next is made: that is another processor's work. It is also read ahead where that
+        means waiting for a store; files of this machine come faster than three threads take turns at Python's lock.
 
         Args:
             sources: What the parts are made from, one each.
@@ -139,7 +140,7 @@ class Output:
                 yield index, there, read_part(place, columns=columns) if there else read(source)
 
         with Behind(watch, "write") as writer:
-            for index, there, part in ahead(stored(), watch, "read"):
+            for index, there, part in (in_turn if is_local(self.directory) else ahead)(stored(), watch, "read"):
                 if not there:
                     part = make(index, part)
                     writer(self.write_part, index, part)
