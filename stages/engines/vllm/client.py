@@ -182,11 +182,8 @@ class Client:
         found = await self.once("POST", "/v1/completions", body)
         try:
             choice = found["choices"][0]
-            tokens = choice["token_ids"]
-            if not all(type(token) is int for token in tokens):
-                raise ValueError("tokens")
-            nats = np.array(choice["logprobs"]["token_logprobs"], float) if want_logprobs else None
-            return _checked(np.array(tokens), nats, choice["finish_reason"])
+            nats = list(choice["logprobs"]["token_logprobs"]) if want_logprobs else None
+            return _checked(choice["token_ids"], nats, choice["finish_reason"])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise Lost(f"the answer has no {error}") from error
 
@@ -221,7 +218,15 @@ class Client:
             raise Lost(f"the answer is torn: {error}") from error
 
 
-def _checked(tokens: np.ndarray, nats: np.ndarray | None, reason: Any) -> tuple[list[int], np.ndarray | None, str]:
+def _checked(tokens: Any, nats: Any, reason: Any) -> tuple[list[int], np.ndarray | None, str]:
+    """Return what was sampled, given as arrays or as JSON has it; raises Lost where it is anything else."""
+    if not isinstance(tokens, np.ndarray):
+        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+            raise Lost("the answer's tokens are none")
+        try:
+            tokens, nats = np.array(tokens), None if nats is None else np.array(nats, float)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Lost("the answer's log-probs are none") from error
     if not tokens.size or (nats is not None and nats.shape != tokens.shape):
         raise Lost(f"the answer has {tokens.size} tokens and {0 if nats is None else nats.size} log-probs")
     if tokens.min() < 0 or tokens.max() >= LARGEST_TOKEN:
