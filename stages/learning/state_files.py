@@ -79,6 +79,7 @@ class StateFiles:
         if self._world.is_main:  # libraries' own small files
             there = {self._name(path): path for path in self.place.rglob("*") if path.is_file()}
             self.digests |= {name: digest_file(path) for name, path in there.items()}
+        self._world.barrier()  # no process's own files are there yet
         pool = ThreadPoolExecutor(1, thread_name_prefix="state")
         written = pool.submit(self._write_files)
         self.digests |= {self._name(path): pieces.digest() for path, pieces in self._files.items()}

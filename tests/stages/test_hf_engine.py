@@ -39,7 +39,7 @@ def test_the_same_requests_give_the_same_bytes(up):
     assert all(a.rollout_logprobs.tobytes() == b.rollout_logprobs.tobytes() for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("length", [1, 9, 17, 25, 33, 41, 49, 57])
+@pytest.mark.parametrize("length", [1, 25, 41])
 def test_where_weights_lie_in_their_file_changes_no_byte(up, tmp_path, length):
     policy = tmp_path / "policy"
     shutil.copytree(resolve_policy("starter"), policy)
